@@ -1,0 +1,1 @@
+"""What is to be solved and how it is verified."""

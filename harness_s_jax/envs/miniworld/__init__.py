@@ -1,0 +1,1 @@
+"""The embedded world: AppWorld's interface in small, deterministic and fast."""

@@ -1,0 +1,1 @@
+"""Updates of the policy from fixed-shape batches; knows nothing of harnesses."""

@@ -1,0 +1,1 @@
+"""Batched multi-turn decoding that keeps each attempt's cache between turns."""

@@ -1,0 +1,227 @@
+"""The plain data that the parts pass to one another, and the protocols they meet by.
+
+Numpy only: host code never imports jax. Shape letters (used as name suffixes everywhere):
+B rows, T tokens, G groups, K attempts, S slots, D model, H query heads, N kv heads, C head width,
+F feed-forward, V vocabulary, L layers.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+
+# --- tasks -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task instance. `id` names it for ever: the same id is the same initial state."""
+
+    id: str  # "<env>/<split>/<family>/<number>"
+    env: str
+    split: str  # "train", "validation" or "test"
+    family: str
+    instruction: str  # what the policy reads
+    max_turns: int
+    needs: frozenset[str] = frozenset()  # behaviours a solution needs; for reports, never shown
+    payload: Mapping[str, Any] = field(default_factory=dict)  # what the environment builds it from
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """A tool that the environment offers: its name, one sentence, and JSON-schema parameters."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call the policy made; every argument is text, as Qwen's XML carries it."""
+
+    name: str
+    arguments: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ApiCall:
+    """One call recorded by the environment itself: the truth about what an action did."""
+
+    app: str
+    api: str
+    args: Mapping[str, Any]
+    ok: bool
+    writes: bool  # changes state when it works
+    page: int | None = None  # page index asked for, where the API is paged
+    full_page: bool = False  # the page came back full, so another may follow
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an action gave back: text for the policy, facts for predicates and analysis."""
+
+    text: str
+    error: bool = False
+    done: bool = False  # the episode is over (the policy completed the task)
+    calls: tuple[ApiCall, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verifier's answer. `reward` is 0.0 or 1.0; `detail` says in a sentence what was wrong."""
+
+    reward: float
+    detail: str = ""
+
+
+# --- the policy as a harness sees it -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AttemptKey:
+    """Names one attempt, and so its randomness: seeds descend from this, never from call order."""
+
+    run_seed: int
+    stage: str
+    step: int
+    task_id: str
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.run_seed}/{self.stage}/{self.step}/{self.task_id}/{self.attempt}"
+
+    def seed(self, turn: int) -> tuple[int, int]:
+        """Two uint32 words for the tokens of one turn (contract 6 of the design)."""
+        digest = hashlib.sha256(f"{self}/{turn}".encode()).digest()
+        return int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:8], "big")
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """Ask the policy for one turn: continue `ids_T` until a stop id or `max_tokens`.
+
+    `session` names the attempt's cache, so that a turn costs only its new tokens; `segment` counts
+    context rewrites: a new segment starts from an empty cache.
+    """
+
+    session: str
+    segment: int
+    seed: tuple[int, int]
+    ids_T: np.ndarray  # int32, the whole context so far
+    max_tokens: int
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sampled turn. A stop id, where one was sampled, is the last of `ids_T`."""
+
+    ids_T: np.ndarray  # int32
+    logp_T: np.ndarray  # float32, of the distribution each token was drawn from
+    weight_version: int
+    stopped: bool  # False: it ran into max_tokens
+
+
+class Policy(Protocol):
+    """Whatever samples tokens: the engine, a scripted policy, a remote endpoint."""
+
+    async def sample(self, request: SampleRequest) -> Sample: ...
+
+    def release(self, session: str) -> None:
+        """The attempt is over; its cache may go. Safe to call for an unknown session."""
+        ...
+
+
+class Codec(Protocol):
+    """Text to ids and back, and the chat template. Only ever appends (contracts 1 and 10)."""
+
+    def prompt(self, system: str, tools: Sequence[ToolSpec], user: str) -> list[int]:
+        """Ids of the first prompt, up to and including the opening of the assistant's turn."""
+        ...
+
+    def tool_response(self, text: str, *, ended: bool) -> list[int]:
+        """Ids that close the assistant's turn (if the sample did not end it itself), give the
+        tool's text, and open the assistant's next turn."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Plain text, special-token matching off."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of sampled ids; control ids are left out."""
+        ...
+
+
+# --- trajectories ----------------------------------------------------------------------------------
+
+
+class Outcome(enum.StrEnum):
+    """How an attempt ended, and whose doing it was (contract 3)."""
+
+    SOLVED = "solved"
+    FAILED = "failed"  # the policy finished, and was wrong
+    LIMIT = "limit"  # turns, tokens or the policy's own running time ran out
+    INFRA = "infra"  # sandbox, server or host: never a reward, never a reason to rescue
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of context that only grew. The loss mask is exactly `sampled_T`."""
+
+    ids_T: np.ndarray  # int32
+    sampled_T: np.ndarray  # bool
+    logp_T: np.ndarray  # float32, 0 where not sampled
+    temperature_T: np.ndarray  # float32, 0 where not sampled
+    weight_version_T: np.ndarray  # int32, -1 where not sampled
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One round: what the policy wrote, what was run, what came back, what the harness added."""
+
+    text: str
+    call: ToolCall | None
+    observation: Observation
+    effects: tuple[str, ...] = ()  # ids of the operations that fired
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One finished attempt."""
+
+    key: AttemptKey
+    task: Task
+    harness_id: str
+    harness_hash: str
+    segments: tuple[Segment, ...]
+    turns: tuple[Turn, ...]
+    outcome: Outcome
+    reward: float  # 1.0 only if solved; meaningless for infra
+    detail: str = ""
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(int(s.sampled_T.sum()) for s in self.segments)
+
+    @property
+    def context_tokens(self) -> int:
+        return sum(len(s.ids_T) for s in self.segments)
+
+
+@dataclass(frozen=True)
+class HarnessCard:
+    """What the router and the reports know of a harness without opening it."""
+
+    id: str
+    hash: str
+    parent: str | None
+    direction: str | None
+    summary: str
