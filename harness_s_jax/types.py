@@ -16,6 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 
 
+class InfraError(Exception):
+    """Sandbox, server or host broke: raised by environments and policies. Never the policy's doing,
+    never a reward."""
+
+
 # --- tasks -------------------------------------------------------------------------------------
 
 
@@ -225,3 +230,27 @@ class HarnessCard:
     parent: str | None
     direction: str | None
     summary: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """K attempts at one task that share one advantage computation."""
+
+    id: str
+    task: Task
+    purpose: str  # "initial", "rescue", "anchor" or "evaluation": what its attempts are counted as
+    trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """Packed rows of a fixed shape: what host code hands to the learner.
+
+    Each row holds whole segments one after another; `segment_BT` numbers them from 0 in a row and
+    is -1 on padding, `position_BT` restarts with each.
+    """
+
+    ids_BT: np.ndarray  # int32
+    segment_BT: np.ndarray  # int32
+    position_BT: np.ndarray  # int32
+    sampled_BT: np.ndarray  # bool, the loss mask

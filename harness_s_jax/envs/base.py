@@ -8,10 +8,6 @@ from typing import Protocol
 from harness_s_jax.types import Observation, Task, ToolCall, ToolSpec, Verdict
 
 
-class InfraError(Exception):
-    """The environment itself broke (sandbox, server, host). Never the policy's doing."""
-
-
 class World(Protocol):
     """One attempt's world, in the task's initial state when it is opened."""
 
@@ -49,4 +45,8 @@ class Environment(Protocol):
 
     async def open(self, task: Task) -> World:
         """A fresh world in the task's initial state. Raises InfraError if it cannot."""
+        ...
+
+    def finishes(self, call: ToolCall) -> bool:
+        """Whether the call would complete the task, for harnesses that look before it runs."""
         ...

@@ -18,7 +18,7 @@ from harness_s_jax.envs.miniworld.interpreter import ApiError
 from harness_s_jax.types import ApiCall
 
 PAGE = 3  # entries a page
-LOGIN_APPS = ("music", "mail", "shop")
+Scalar = int | float | str | None  # what an argument may be; an answer may be a list of these
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,9 @@ class Desk:
         if len(args) > len(api.parameters):
             raise ApiError(f"{name} takes {len(api.parameters)} arguments")
         version = self.quirks.versions.get(name)
-        for given in bound:
+        for given, value in bound.items():
+            if not (isinstance(value, Scalar) or (given == "answer" and _flat(value))):
+                raise ApiError(f"{given} must be a number or text")
             if given not in api.parameters and not (given == "ver" and name in VERSIONED):
                 raise ApiError(f"{name} has no argument {given}")
         if version is not None and bound.get("ver") != version:
@@ -240,6 +242,10 @@ def _price(desk: Desk, item: str) -> int:
     if item not in desk.state["shop"]["prices"]:
         raise ApiError(f"no item {item}")
     return desk.state["shop"]["prices"][item]
+
+
+def _flat(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, Scalar) for v in value)
 
 
 def _text(value: Any, name: str) -> str:

@@ -1,0 +1,164 @@
+"""A harness as data: versioned YAML, checked against a schema, frozen, hashed.
+
+H0 is a system prompt and no operations. A sibling adds operations to its parent's, in one
+direction; the environment interface is H0's by construction, since a spec cannot name another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+from harness_s_jax.harness import predicates
+from harness_s_jax.harness.ops import KINDS, Operation, Section
+from harness_s_jax.types import HarnessCard
+
+VERSION = 1
+POOL = Path(__file__).parent / "pool"
+_TEXT = {"type": "string", "minLength": 1, "maxLength": 400}
+_TIMES = {"type": "integer", "minimum": 1, "maximum": 20}
+_CONDITIONAL = {"when": {"type": "string"}, "text": _TEXT, "max_times": _TIMES}
+
+
+def _operation(kind: str, properties: Mapping[str, Any], optional: Mapping[str, Any]) -> dict:
+    return {
+        "type": "object",
+        "properties": {"op": {"const": kind}, **properties, **optional},
+        "required": ["op", *properties],
+        "additionalProperties": False,
+    }
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "version": {"const": VERSION},
+        "id": {"type": "string", "pattern": "^[a-z0-9][a-z0-9_.-]{0,63}$"},
+        "parent": {"type": ["string", "null"]},
+        "direction": {"type": ["string", "null"]},
+        "hypothesis": {"type": "string", "maxLength": 400},
+        "system": _TEXT,
+        "operations": {
+            "type": "array",
+            "maxItems": 12,
+            "items": {
+                "oneOf": [
+                    _operation("section", {"text": _TEXT}, {}),
+                    _operation(
+                        "remind", _CONDITIONAL, {"cooldown": {"type": "integer", "minimum": 0}}
+                    ),
+                    _operation("gate", _CONDITIONAL, {}),
+                    _operation("finish_check", _CONDITIONAL, {}),
+                ]
+            },
+        },
+    },
+    "required": ["version", "id", "parent", "direction", "hypothesis", "system", "operations"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True)
+class HarnessSpec:
+    """One harness. Equal `hash`, equal behaviour: names and reasons are not part of it."""
+
+    id: str
+    parent: str | None
+    direction: str | None
+    hypothesis: str
+    system: str
+    operations: tuple[Operation, ...] = ()
+
+    @property
+    def hash(self) -> str:
+        """sha256 over canonical JSON of what the policy can be shown."""
+        content = {"system": self.system, "operations": [_as_dict(op) for op in self.operations]}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def prompt(self) -> str:
+        """The system prompt: H0's text, then the sections."""
+        return " ".join([self.system, *(o.text for o in self.operations if isinstance(o, Section))])
+
+    def operation_name(self, position: int) -> str:
+        """How a trajectory names an operation that fired."""
+        return f"{_kind(self.operations[position])}.{position}"
+
+    def card(self) -> HarnessCard:
+        return HarnessCard(self.id, self.hash, self.parent, self.direction, self.hypothesis)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The YAML content; `from_dict` gives the same spec back."""
+        operations = [_as_dict(op) for op in self.operations]
+        fields = asdict(self) | {"operations": operations}
+        return {"version": VERSION, **fields}
+
+
+def from_dict(content: Mapping[str, Any]) -> HarnessSpec:
+    """Checks and freezes a spec.
+
+    Raises:
+      ValueError: the content does not fit the schema, or a condition does not parse; the message
+        names the place.
+    """
+    name = content.get("id") if isinstance(content, Mapping) else None
+    errors = list(jsonschema.Draft202012Validator(SCHEMA).iter_errors(content))
+    if errors:
+        worst = jsonschema.exceptions.best_match(errors)
+        where = "/".join(str(p) for p in worst.absolute_path) or "the top"
+        raise ValueError(f"harness {name}: at {where}: {worst.message}")
+    operations = []
+    for i, item in enumerate(content["operations"]):
+        operation = KINDS[item["op"]](**{k: v for k, v in item.items() if k != "op"})
+        if not isinstance(operation, Section):
+            try:
+                predicates.parse(operation.when)
+            except ValueError as e:
+                raise ValueError(f"harness {name}: at operations/{i}/when: {e}") from None
+        operations.append(operation)
+    return HarnessSpec(
+        id=content["id"],
+        parent=content["parent"],
+        direction=content["direction"],
+        hypothesis=content["hypothesis"],
+        system=content["system"],
+        operations=tuple(operations),
+    )
+
+
+def load(path: Path) -> HarnessSpec:
+    """Reads one YAML file; the file is named after the id. Raises ValueError, OSError."""
+    spec = from_dict(yaml.safe_load(path.read_text()))
+    if spec.id != path.stem:
+        raise ValueError(f"{path}: got id {spec.id!r}; a harness file is named after its id")
+    return spec
+
+
+def load_pool(directory: Path = POOL) -> tuple[HarnessSpec, tuple[HarnessSpec, ...]]:
+    """H0 and its siblings, siblings in order of id.
+
+    Raises:
+      ValueError: there is no h0.yaml, a file is wrong, or a sibling's system text is not H0's.
+    """
+    specs = {s.id: s for s in (load(p) for p in sorted(directory.glob("*.yaml")))}
+    if "h0" not in specs:
+        raise ValueError(f"got no h0.yaml in {directory}; a pool needs its base harness")
+    h0 = specs.pop("h0")
+    for spec in specs.values():
+        if spec.system != h0.system:
+            raise ValueError(f"harness {spec.id}: its system text is not H0's; use a section")
+    return h0, tuple(specs.values())
+
+
+def _kind(operation: Operation) -> str:
+    return next(kind for kind, cls in KINDS.items() if type(operation) is cls)
+
+
+def _as_dict(operation: Operation) -> dict[str, Any]:
+    return {"op": _kind(operation), **asdict(operation)}

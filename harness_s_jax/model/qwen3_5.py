@@ -1,0 +1,292 @@
+"""Qwen3.5 text model as plain functions over a nested dict of arrays.
+
+Source: transformers 5.24 models/qwen3_5/modeling_qwen3_5.py. The cache is described in cache.py.
+Parameters:
+
+    embed_VD, norm_D, head_DV (absent when tied), blocks: {linear: [L/4, 3, ...], full: [L/4, ...]}
+
+A block is three linear-attention layers and one full-attention layer; blocks are run by lax.scan,
+so compile time does not grow with depth. Every weight is cast to config.dtype where it is used:
+float32 master weights may be passed as they are. The A_log and gated-norm weights stay float32.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from harness_s_jax.model import attention, deltanet
+from harness_s_jax.model.cache import Cache, clear_rows, init_cache, put_rows, take_rows
+from harness_s_jax.model.config import LINEAR_PER_BLOCK, Qwen35Config
+from harness_s_jax.model.params import Params, init_params
+
+__all__ = [
+    "Cache",
+    "Params",
+    "decode",
+    "forward",
+    "init_cache",
+    "init_params",
+    "logits",
+    "prefill",
+    "put_rows",
+    "take_rows",
+]
+
+
+def logits(params: Params, config: Qwen35Config, hidden_xD: jax.Array) -> jax.Array:
+    """Scores over the vocabulary in float32, [..., V]."""
+    head_DV = params["embed_VD"].T if config.tie_word_embeddings else params["head_DV"]
+    return jnp.matmul(
+        hidden_xD, head_DV.astype(hidden_xD.dtype), preferred_element_type=jnp.float32
+    )
+
+
+# --- whole packed rows ------------------------------------------------------------------------
+
+
+def forward(
+    params: Params,
+    config: Qwen35Config,
+    ids_BT: jax.Array,
+    segment_BT: jax.Array,
+    position_BT: jax.Array,
+    *,
+    remat: bool = False,
+) -> jax.Array:
+    """Hidden states [B, T, D] after the last norm, for rows that pack several segments.
+
+    Segments are runs of one id, 0, 1, ...; -1 is padding. Attention, convolution and recurrent
+    state start afresh with each; positions restart at 0. `remat` recomputes blocks in the gradient.
+    """
+    tables = _rope(config, position_BT)
+    allowed_BTT = attention.packed_mask(segment_BT)
+
+    def linear_mixer(p, h_BTD):
+        q, k, v = _linear_inputs(p, h_BTD)
+        q, k, v = (
+            deltanet.packed_conv(x, p[f"conv_{n}_WP"], segment_BT)
+            for n, x in (("q", q), ("k", k), ("v", v))
+        )
+        heads = _linear_heads(p, config, h_BTD, q, k, v)
+        o_BTHO, _ = deltanet.delta_chunks(
+            *heads, segment_BT, _zero_state(config, h_BTD), _chunk(config)
+        )
+        return _linear_output(p, config, h_BTD, o_BTHO)
+
+    def full_mixer(p, h_BTD):
+        q, gate, k, v = _full_heads(p, config, h_BTD, tables)
+        return _full_output(p, attention.attend(q, k, v, allowed_BTT), gate)
+
+    def block(x_BTD, p):
+        for j in range(LINEAR_PER_BLOCK):
+            x_BTD = _layer(_at(p["linear"], j), config, x_BTD, linear_mixer)
+        return _layer(p["full"], config, x_BTD, full_mixer), None
+
+    x_BTD = _embed(params, config, ids_BT)
+    x_BTD, _ = jax.lax.scan(jax.checkpoint(block) if remat else block, x_BTD, params["blocks"])
+    return attention.rms_norm(x_BTD, params["norm_D"], config.rms_norm_eps)
+
+
+# --- with a cache ----------------------------------------------------------------------------
+
+
+def prefill(
+    params: Params,
+    config: Qwen35Config,
+    cache: Cache,
+    ids_BT: jax.Array,
+    length_B: jax.Array,
+    start_B: jax.Array,
+) -> tuple[jax.Array, Cache]:
+    """Append `length_B` tokens to each row of the cache, whose first is position `start_B`.
+
+    `ids_BT` is right padded. start 0 begins from zeros whatever the cache holds; length 0 leaves
+    the row untouched. start + length must not pass max_tokens. Tokens must be appended in order:
+    start is the count of tokens the row holds. -> hidden [B, T, D] (garbage in padding), cache.
+    """
+    t, max_tokens = ids_BT.shape[1], cache["k"].shape[2]
+    position_BT = start_B[:, None] + jnp.arange(t)
+    real_BT = jnp.arange(t) < length_B[:, None]
+    fresh_B = (start_B == 0) & (length_B > 0)
+    cache = clear_rows(cache, fresh_B)
+    write_BT = jnp.where(real_BT, position_BT, max_tokens)  # past the end: dropped
+    allowed_BTM = attention.cache_mask(position_BT, max_tokens)
+    tables = _rope(config, position_BT)
+    segment_BT = jnp.zeros_like(ids_BT)
+    rows_B1 = jnp.arange(ids_BT.shape[0])[:, None]
+
+    def linear_mixer(p, h_BTD, cache, at):
+        inputs, tails = {}, {}
+        for n, x in zip("qkv", _linear_inputs(p, h_BTD), strict=True):
+            tail = cache[f"conv_{n}"][at]
+            inputs[n], tails[n] = deltanet.carried_conv(x, p[f"conv_{n}_WP"], tail, length_B)
+        q, k, v, g, beta = _linear_heads(p, config, h_BTD, *(inputs[n] for n in "qkv"))
+        k = jnp.where(real_BT[..., None, None], k, 0.0)
+        g, beta = (jnp.where(real_BT[..., None], x, 0.0) for x in (g, beta))
+        o, state = deltanet.delta_chunks(
+            q, k, v, g, beta, segment_BT, cache["state"][at], _chunk(config)
+        )
+        cache = _put_linear(cache, at, tails, state)
+        return _linear_output(p, config, h_BTD, o), cache
+
+    def full_mixer(p, h_BTD, cache, block):
+        q, gate, k, v = _full_heads(p, config, h_BTD, tables)
+        cache = _put_kv(cache, (block, rows_B1, write_BT), k, v)
+        o = attention.attend(q, cache["k"][block], cache["v"][block], allowed_BTM)
+        return _full_output(p, o, gate), cache
+
+    return _cached(params, config, cache, ids_BT, linear_mixer, full_mixer)
+
+
+def decode(
+    params: Params,
+    config: Qwen35Config,
+    cache: Cache,
+    ids_S: jax.Array,
+    position_S: jax.Array,
+    active_S: jax.Array,
+) -> tuple[jax.Array, Cache]:
+    """Append one token to each active row, at `position_S`. -> hidden [S, D], cache.
+
+    Inactive rows leave the cache untouched and give garbage. `position_S` is the count of tokens
+    that the row holds. Donate the cache, or carry it through lax.scan, to update it in place.
+    """
+    s, max_tokens = ids_S.shape[0], cache["k"].shape[2]
+    write_S = jnp.where(active_S, position_S, max_tokens)  # past the end: dropped
+    allowed_S1M = attention.cache_mask(position_S[:, None], max_tokens)
+    tables = _rope(config, position_S[:, None])
+    rows_S = jnp.arange(s)
+
+    def linear_mixer(p, h_SD, cache, at):
+        inputs, tails = {}, {}
+        for n, x in zip("qkv", _linear_inputs(p, h_SD), strict=True):
+            old = cache[f"conv_{n}"][at]
+            inputs[n], tail = deltanet.step_conv(x, p[f"conv_{n}_WP"], old)
+            tails[n] = jnp.where(active_S[:, None, None], tail, old)
+        q, k, v, g, beta = _linear_heads(p, config, h_SD, *(inputs[n] for n in "qkv"))
+        g, beta = (jnp.where(active_S[:, None], x, 0.0) for x in (g, beta))  # keeps the state
+        o_SHO, state = deltanet.delta_step(q, k, v, g, beta, cache["state"][at])
+        return _linear_output(p, config, h_SD, o_SHO), _put_linear(cache, at, tails, state)
+
+    def full_mixer(p, h_SD, cache, block):
+        q, gate, k, v = _full_heads(p, config, h_SD[:, None], tables)
+        cache = _put_kv(cache, (block, rows_S, write_S), k[:, 0], v[:, 0])
+        o = attention.attend(q, cache["k"][block], cache["v"][block], allowed_S1M)
+        return _full_output(p, o, gate)[:, 0], cache
+
+    return _cached(params, config, cache, ids_S, linear_mixer, full_mixer)
+
+
+def _cached(params, config, cache, ids_x, linear_mixer, full_mixer):
+    """Run the blocks with the whole cache in the carry, so that it is updated in place."""
+
+    def block(carry, p):
+        x_xD, cache, i = carry
+        for j in range(LINEAR_PER_BLOCK):
+            p_j = _at(p["linear"], j)
+            x_xD, cache = _cached_layer(p_j, config, x_xD, cache, (i, j), linear_mixer)
+        x_xD, cache = _cached_layer(p["full"], config, x_xD, cache, i, full_mixer)
+        return (x_xD, cache, i + 1), None
+
+    carry = (_embed(params, config, ids_x), cache, jnp.int32(0))
+    (x_xD, cache, _), _ = jax.lax.scan(block, carry, params["blocks"])
+    return attention.rms_norm(x_xD, params["norm_D"], config.rms_norm_eps), cache
+
+
+def _put_linear(cache: Cache, at: tuple, tails: dict[str, jax.Array], state: jax.Array) -> Cache:
+    new = {f"conv_{n}": cache[f"conv_{n}"].at[at].set(tail) for n, tail in tails.items()}
+    return cache | new | {"state": cache["state"].at[at].set(state)}
+
+
+def _put_kv(cache: Cache, at: tuple, k: jax.Array, v: jax.Array) -> Cache:
+    new = {n: cache[n].at[at].set(x, mode="drop") for n, x in (("k", k), ("v", v))}
+    return cache | new
+
+
+# --- layers ------------------------------------------------------------------------------------
+
+
+def _at(p: Params, j: int) -> Params:
+    return {name: x[j] for name, x in p.items()}
+
+
+def _dense(x_xD: jax.Array, weight: jax.Array) -> jax.Array:
+    return x_xD @ weight.astype(x_xD.dtype)
+
+
+def _embed(params: Params, config: Qwen35Config, ids_x: jax.Array) -> jax.Array:
+    return jnp.asarray(params["embed_VD"])[ids_x].astype(config.dtype)
+
+
+def _rope(config: Qwen35Config, position_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    dtype = jnp.dtype(config.dtype)
+    return attention.rope_tables(position_BT, config.rotary_dim, config.rope_theta, dtype)
+
+
+def _layer(p, config, x_xD, mixer):
+    x_xD = x_xD + mixer(p, attention.rms_norm(x_xD, p["norm_in_D"], config.rms_norm_eps))
+    return x_xD + _mlp(p, config, x_xD)
+
+
+def _cached_layer(p, config, x_xD, cache, at, mixer):
+    h_xD = attention.rms_norm(x_xD, p["norm_in_D"], config.rms_norm_eps)
+    y_xD, cache = mixer(p, h_xD, cache, at)
+    x_xD = x_xD + y_xD
+    return x_xD + _mlp(p, config, x_xD), cache
+
+
+def _mlp(p: Params, config: Qwen35Config, x_xD: jax.Array) -> jax.Array:
+    h = attention.rms_norm(x_xD, p["norm_mlp_D"], config.rms_norm_eps)
+    return _dense(jax.nn.silu(_dense(h, p["gate_DF"])) * _dense(h, p["up_DF"]), p["down_FD"])
+
+
+def _linear_inputs(p: Params, h_xD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return _dense(h_xD, p["q_DP"]), _dense(h_xD, p["k_DP"]), _dense(h_xD, p["v_DP"])
+
+
+def _linear_heads(p, config, h_xD, q_xP, k_xP, v_xP):
+    """q, k (unit length), v, log decay g and beta, all float32, split into heads."""
+    keys = (*h_xD.shape[:-1], config.linear_num_key_heads, config.linear_key_head_dim)
+    values = (*h_xD.shape[:-1], config.linear_num_value_heads, config.linear_value_head_dim)
+    q, k = (deltanet.l2_norm(x.reshape(keys)) for x in (q_xP, k_xP))
+    g = deltanet.decay(_dense(h_xD, p["a_DH"]), p["A_log_H"], p["dt_bias_H"])
+    beta = jax.nn.sigmoid(_dense(h_xD, p["b_DH"])).astype(jnp.float32)  # sigmoid in config.dtype
+    return q, k, v_xP.reshape(values).astype(jnp.float32), g, beta
+
+
+def _linear_output(p, config, h_xD, o_xHO):
+    z_xHO = _dense(h_xD, p["z_DP"]).reshape(o_xHO.shape)
+    o = o_xHO.astype(h_xD.dtype)
+    o = deltanet.gated_norm(o, z_xHO, p["norm_out_C"], config.rms_norm_eps)
+    return _dense(o.reshape(*h_xD.shape[:-1], -1), p["out_PD"])
+
+
+def _chunk(config: Qwen35Config) -> int:
+    """Tokens of the delta rule worked on at once: 64 as in the reference, fewer for narrow keys.
+
+    The work a token is about chunk * (dk + dv) + dk * dv.
+    """
+    return min(64, max(16, 1 << (config.linear_key_head_dim.bit_length() - 1)))
+
+
+def _zero_state(config: Qwen35Config, h_BTD: jax.Array) -> jax.Array:
+    heads, dk = config.linear_num_value_heads, config.linear_key_head_dim
+    return jnp.zeros((h_BTD.shape[0], heads, dk, config.linear_value_head_dim), jnp.float32)
+
+
+def _full_heads(p, config, h_BTD, tables):
+    """q, gate [B, T, H, C] and k, v [B, T, N, C]; q and k normalised and rotated."""
+    b, t, _ = h_BTD.shape
+    c, eps = config.head_dim, config.rms_norm_eps
+    both = _dense(h_BTD, p["q_DP"]).reshape(b, t, config.num_attention_heads, 2 * c)
+    q, gate = both[..., :c], both[..., c:]  # interleaved by head, not two halves
+    k, v = (_dense(h_BTD, p[n]).reshape(b, t, -1, c) for n in ("k_DP", "v_DP"))
+    q = attention.rotate(attention.rms_norm(q, p["norm_q_C"], eps), tables)
+    k = attention.rotate(attention.rms_norm(k, p["norm_k_C"], eps), tables)
+    return q, gate, k, v
+
+
+def _full_output(p: Params, o_BTHC: jax.Array, gate_BTHC: jax.Array) -> jax.Array:
+    y = o_BTHC * jax.nn.sigmoid(gate_BTHC)
+    return _dense(y.reshape(*y.shape[:2], -1), p["out_PD"])

@@ -1,0 +1,91 @@
+"""One bounded attempt: a fresh world, one episode, one verdict, and whose doing the end was."""
+
+from __future__ import annotations
+
+import asyncio
+
+from harness_s_jax.envs.base import Environment
+from harness_s_jax.harness.loop import Episode, Limits, run_episode
+from harness_s_jax.harness.spec import HarnessSpec
+from harness_s_jax.types import (
+    AttemptKey,
+    Codec,
+    InfraError,
+    Outcome,
+    Policy,
+    Task,
+    Trajectory,
+    Verdict,
+)
+
+
+async def run_attempt(
+    spec: HarnessSpec,
+    task: Task,
+    environment: Environment,
+    policy: Policy,
+    codec: Codec,
+    key: AttemptKey,
+    limits: Limits,
+    *,
+    infra_retries: int,
+    deadline_s: float,
+) -> Trajectory:
+    """Runs and verifies one attempt (contract 3).
+
+    An infrastructure failure, or the host's deadline, is retried with the same key; after
+    `infra_retries` retries the attempt is INFRA, which is neither a success nor a failure. Any
+    other exception is a bug and comes out.
+    """
+    problem = ""
+    for _ in range(infra_retries + 1):
+        try:
+            async with asyncio.timeout(deadline_s):
+                episode, verdict = await _once(spec, task, environment, policy, codec, key, limits)
+        except InfraError as e:
+            problem = str(e)
+        except TimeoutError:
+            problem = f"the host's deadline of {deadline_s} s passed"
+        else:
+            return _trajectory(key, task, spec, episode, verdict)
+        finally:
+            policy.release(f"{key}/{spec.id}")
+    return Trajectory(key, task, spec.id, spec.hash, (), (), Outcome.INFRA, 0.0, problem)
+
+
+async def _once(
+    spec: HarnessSpec,
+    task: Task,
+    environment: Environment,
+    policy: Policy,
+    codec: Codec,
+    key: AttemptKey,
+    limits: Limits,
+) -> tuple[Episode, Verdict]:
+    world = await environment.open(task)
+    try:
+        episode = await run_episode(spec, task, environment, world, policy, codec, key, limits)
+        return episode, await world.verify()
+    finally:
+        await world.close()
+
+
+def _trajectory(
+    key: AttemptKey, task: Task, spec: HarnessSpec, episode: Episode, verdict: Verdict
+) -> Trajectory:
+    if verdict.reward == 1.0:
+        outcome = Outcome.SOLVED
+    else:
+        outcome = Outcome.FAILED if episode.end == "done" else Outcome.LIMIT
+    detail = verdict.detail if episode.end == "done" else f"out of {episode.end}"
+    return Trajectory(
+        key=key,
+        task=task,
+        harness_id=spec.id,
+        harness_hash=spec.hash,
+        segments=episode.segments,
+        turns=episode.turns,
+        outcome=outcome,
+        reward=verdict.reward,
+        detail=detail,
+    )

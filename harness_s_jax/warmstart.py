@@ -1,0 +1,255 @@
+"""The warm start: a tiny policy that acts in the embedded world and follows reminders.
+
+Tokenizer and policy are made from nothing by one command: scripted demonstrations run through the
+one agent loop under random harnesses, then supervised updates on the tokens the script "sampled".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from harness_s_jax import batch as batching
+from harness_s_jax.analysis.behaviour import shown
+from harness_s_jax.envs.miniworld import world as miniworld
+from harness_s_jax.envs.miniworld.apps import APIS
+from harness_s_jax.envs.miniworld.families import BEHAVIOURS, FAMILIES, VOCABULARY
+from harness_s_jax.harness.directions import DIRECTIONS
+from harness_s_jax.harness.loop import Limits
+from harness_s_jax.harness.spec import HarnessSpec
+from harness_s_jax.learner import supervised
+from harness_s_jax.model import hf_io, qwen3_5
+from harness_s_jax.model.config import Qwen35Config
+from harness_s_jax.model.template import ChatTemplate, embedded_template
+from harness_s_jax.model.tokenizer import SentencePieceTokenizer, train_sentencepiece
+from harness_s_jax.rollout.attempt import run_attempt
+from harness_s_jax.rollout.scripted import Rates, ScriptedPolicy
+from harness_s_jax.toolcalls import render_call
+from harness_s_jax.types import AttemptKey, ToolCall, TrainBatch, Trajectory
+
+TOKENIZER_FILE = "tokenizer.model"
+REPORT_FILE = "warmstart.json"
+
+
+@dataclass(frozen=True)
+class PolicyFiles:
+    """A policy as it is stored: parameters, tokenizer with its template."""
+
+    config: Qwen35Config
+    params: Any
+    template: ChatTemplate
+
+
+def load_policy(directory: Path) -> PolicyFiles:
+    """Reads a policy of the embedded world. Raises ValueError or OSError naming what is wrong."""
+    config, params = hf_io.load(directory)
+    tokenizer = SentencePieceTokenizer.from_file(directory / TOKENIZER_FILE)
+    return PolicyFiles(config, params, embedded_template(tokenizer))
+
+
+# --- tokenizer ------------------------------------------------------------------------------------
+
+
+def code_pieces() -> list[str]:
+    """Fragments of programs that are one id each, cut where composition must survive."""
+    opening, closing = render_call(ToolCall("execute", {"code": "CODE"})).split("CODE")
+    apis = {f".{api}(" for calls in APIS.values() for api in calls}
+    names = {"ver", *(p for calls in APIS.values() for a in calls.values() for p in a.parameters)}
+    arguments = {f"{name}{quote}" for name in names for quote in ("=", "='")}
+    return [
+        opening, closing, "apis.", *sorted(apis), *sorted(arguments),
+        "['", "', '", "']", "', ", ", ", "')", "=0)", "range(1, 9)", "for p in ", " += ", " = ",
+        "=p)", "print(", "len(", "sum(", "set(", "[s for s in ", " if s in ", " or s in ", " + ",
+        "Error: ", "[0]", " turns)", " (",
+    ]  # fmt: skip
+
+
+# Sentences of the world that no gold program meets.
+ERRORS = (
+    "Error: missing or wrong argument ver", "Error: wrong password", "Error: no tool call",
+    "Error: not logged in to music", "NameError: name is not defined", "SyntaxError: invalid syntax",
+    "Error: the tool call was not finished",
+)  # fmt: skip
+
+
+def make_tokenizer(config: Any) -> SentencePieceTokenizer:
+    """Trains the tokenizer on gold programs, instructions, docs and every wording."""
+    texts = [config.system, *(s for d in DIRECTIONS.values() for s in d.sentences())]
+    texts += [" ".join(words) for words in VOCABULARY]
+    texts += [f"'{word}'" for words in VOCABULARY for word in words]
+    texts += [api.doc for calls in APIS.values() for api in calls.values()]
+    texts += [config.system, *ERRORS] * config.tokenizer_seeds
+    for name in FAMILIES:
+        for seed in range(config.tokenizer_seeds):
+            instance = miniworld.build(name, seed)
+            programs, seen = miniworld.run_gold(name, instance)
+            texts += [instance.instruction, *programs, *seen]
+    model = train_sentencepiece(
+        texts, code_pieces(), vocab_size=config.vocab_size, leading_space=True
+    )
+    return SentencePieceTokenizer(model)
+
+
+# --- demonstrations -------------------------------------------------------------------------------
+
+
+def random_harness(rng: random.Random, system: str, needs: frozenset[str], config: Any) -> HarnessSpec:
+    """H0, or H0 with one to three operations in directions that tend to fit the task."""
+    if rng.random() < config.plain_share:
+        return HarnessSpec("h0", None, None, "", system)
+    count = rng.choice([1, 1, 1, 2, 2, 3])
+    names = sorted(needs & set(DIRECTIONS)) if rng.random() < config.fitting_share else []
+    names = rng.sample(names, min(len(names), count))
+    others = [d for d in DIRECTIONS if d not in names]
+    names += rng.sample(others, count - len(names))
+    operations = []
+    for name in names:
+        direction = DIRECTIONS[name]
+        text = rng.choice(direction.wordings(held_out=False))
+        form = direction.section if rng.random() < 0.5 else direction.at_the_moment
+        operations.append(form(text))
+    rng.shuffle(operations)
+    return HarnessSpec("demonstration", "h0", None, "", system, tuple(operations))
+
+
+async def demonstrations(config: Any, template: ChatTemplate) -> list[Trajectory]:
+    """Scripted attempts at train tasks, each under its own random harness."""
+    environment = miniworld.MiniWorldEnvironment()
+    tasks = environment.tasks("train", config.demonstration_tasks)
+    rates = Rates(**config.rates)
+    limits = Limits(config.row_tokens, config.row_tokens)
+    made = []
+    for number in range(config.demonstrations):
+        task = tasks[number % len(tasks)]
+        key = AttemptKey(config.seed, "warmstart", 0, task.id, number // len(tasks))
+        rng = random.Random(str(key))
+        spec = random_harness(rng, config.system, task.needs, config)
+        instance = miniworld.build(task.family, task.payload["seed"])
+        policy = ScriptedPolicy(task, instance, template, template.stop_ids[0], rates, rng)
+        made.append(
+            await run_attempt(
+                spec, task, environment, policy, template, key, limits,
+                infra_retries=0, deadline_s=60.0,
+            )
+        )  # fmt: skip
+    return made
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def batches(
+    trajectories: list[Trajectory], config: Any, steps: int
+) -> Iterator[TrainBatch]:
+    """Shuffled epochs of packed rows; every demonstration of an epoch is used, short or long."""
+    segments = [s for t in trajectories for s in t.segments]
+    rows: list[list[int]] = []
+    for epoch in range(steps * config.batch_rows):
+        order = np.random.default_rng([config.seed, epoch]).permutation(len(segments))
+        for start in range(0, len(order), 64 * config.batch_rows):
+            chosen = order[start : start + 64 * config.batch_rows]
+            packed = batching.pack_rows([segments[i] for i in chosen], config.row_tokens)
+            shuffle = np.random.default_rng([config.seed, epoch, start]).permutation(len(packed))
+            rows += [[int(chosen[i]) for i in packed[r]] for r in shuffle]
+            while len(rows) >= config.batch_rows:
+                now, rows = rows[: config.batch_rows], rows[config.batch_rows :]
+                yield batching.train_batch(segments, now, config.row_tokens, config.batch_rows)
+                steps -= 1
+                if steps == 0:
+                    return
+
+
+def train(
+    config: Any,
+    model_config: Qwen35Config,
+    trajectories: list[Trajectory],
+    say: Callable[[str], None],
+) -> tuple[Any, list[float]]:
+    """Supervised updates from a fresh initialisation. Returns parameters and the losses."""
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0, config.learning_rate, config.warmup_steps, config.steps, config.learning_rate * 0.02
+    )
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.99, weight_decay=0.01)
+    )
+    params = qwen3_5.init_params(model_config, jax.random.key(config.seed))
+    opt_state = optimizer.init(params)
+    losses: list[float] = []
+    started = time.monotonic()
+    for number, batch in enumerate(batches(trajectories, config, config.steps), 1):
+        params, opt_state, loss = supervised.step(
+            params, opt_state, batch, config=model_config, optimizer=optimizer
+        )
+        losses.append(float(loss))
+        if number % config.log_every == 0 or number == config.steps:
+            elapsed = time.monotonic() - started
+            left = elapsed / number * (config.steps - number)
+            mean = float(np.mean(losses[-config.log_every :]))
+            say(
+                f"warmstart {number}/{config.steps}  loss {mean:.4f}  "
+                f"{elapsed / number:.2f} s/step  {left:.0f} s left"
+            )
+    return params, losses
+
+
+def behaviour_rates(trajectories: list[Trajectory]) -> dict[str, dict[str, float]]:
+    """How often each behaviour is shown where the task needs it, and where it does not."""
+    seen: Counter[tuple[str, bool]] = Counter()
+    total: Counter[tuple[str, bool]] = Counter()
+    for trajectory in trajectories:
+        behaviours = shown(trajectory)
+        for name in BEHAVIOURS:
+            place = (name, name in trajectory.task.needs)
+            total[place] += 1
+            seen[place] += name in behaviours
+    return {
+        name: {
+            word: seen[name, needed] / max(1, total[name, needed])
+            for word, needed in (("needed", True), ("not needed", False))
+        }
+        for name in BEHAVIOURS
+    }
+
+
+def run(config: Any, directory: Path, say: Callable[[str], None]) -> None:
+    """The whole warm start: writes a policy that `load_policy` reads, and warmstart.json."""
+    started = time.monotonic()
+    tokenizer = make_tokenizer(config)
+    template = embedded_template(tokenizer)
+    trajectories = asyncio.run(demonstrations(config, template))
+    lengths = [t.context_tokens for t in trajectories]
+    say(
+        f"warmstart: vocabulary {tokenizer.vocab_size}; {len(trajectories)} demonstrations in "
+        f"{time.monotonic() - started:.0f} s, {np.mean(lengths):.0f} tokens on average, "
+        f"{max(lengths)} at most, {np.mean([t.reward for t in trajectories]):.3f} solved"
+    )
+    model_config = Qwen35Config.from_hf(
+        {**config.model.to_dict(), "vocab_size": tokenizer.vocab_size}
+    )
+    params, losses = train(config, model_config, trajectories, say)
+    directory.mkdir(parents=True, exist_ok=True)
+    hf_io.save(directory, model_config, params)
+    (directory / TOKENIZER_FILE).write_bytes(tokenizer.model)
+    plain = [t for t in trajectories if t.harness_id == "h0"]
+    report = {
+        "config": config.to_dict(),
+        "seconds": round(time.monotonic() - started, 1),
+        "parameters": sum(x.size for x in jax.tree.leaves(params)),
+        "vocabulary": tokenizer.vocab_size,
+        "tokens_mean": float(np.mean(lengths)),
+        "tokens_max": int(max(lengths)),
+        "final_loss": float(np.mean(losses[-20:])),
+        "demonstrated_rates_without_reminders": behaviour_rates(plain),
+    }
+    (directory / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n")

@@ -1,0 +1,1 @@
+"""Starts the experiments: on this machine, TPU VMs, Compute Engine and GKE."""
