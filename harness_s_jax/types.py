@@ -165,7 +165,7 @@ class Codec(Protocol):
         ...
 
 
-# --- trajectories ----------------------------------------------------------------------------------
+# --- trajectories ---------------------------------------------------------------------------------
 
 
 class Outcome(enum.StrEnum):
@@ -219,6 +219,26 @@ class Trajectory:
     @property
     def context_tokens(self) -> int:
         return sum(len(s.ids_T) for s in self.segments)
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """What is kept of one evaluated attempt: a line of JSON."""
+
+    harness: str
+    harness_hash: str
+    task: str
+    family: str
+    needs: tuple[str, ...]
+    attempt: int
+    outcome: str
+    reward: float
+    sampled_tokens: int
+    context_tokens: int
+    turns: int
+    shown: tuple[str, ...]
+    effects: tuple[str, ...]
+    detail: str
 
 
 @dataclass(frozen=True)

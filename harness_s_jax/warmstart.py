@@ -10,9 +10,7 @@ import asyncio
 import json
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ import numpy as np
 import optax
 
 from harness_s_jax import batch as batching
-from harness_s_jax.analysis.behaviour import shown
+from harness_s_jax.analysis.records import behaviour_rates, record_of
 from harness_s_jax.envs.miniworld import world as miniworld
 from harness_s_jax.envs.miniworld.apps import APIS
 from harness_s_jax.envs.miniworld.families import BEHAVIOURS, FAMILIES, VOCABULARY
@@ -29,8 +27,10 @@ from harness_s_jax.harness.directions import DIRECTIONS
 from harness_s_jax.harness.loop import Limits
 from harness_s_jax.harness.spec import HarnessSpec
 from harness_s_jax.learner import supervised
-from harness_s_jax.model import hf_io, qwen3_5
+from harness_s_jax.metrics import Writer
+from harness_s_jax.model import qwen3_5
 from harness_s_jax.model.config import Qwen35Config
+from harness_s_jax.model.policy import SHIPPED, save_policy
 from harness_s_jax.model.template import ChatTemplate, embedded_template
 from harness_s_jax.model.tokenizer import SentencePieceTokenizer, train_sentencepiece
 from harness_s_jax.rollout.attempt import run_attempt
@@ -38,24 +38,7 @@ from harness_s_jax.rollout.scripted import Rates, ScriptedPolicy
 from harness_s_jax.toolcalls import render_call
 from harness_s_jax.types import AttemptKey, ToolCall, TrainBatch, Trajectory
 
-TOKENIZER_FILE = "tokenizer.model"
 REPORT_FILE = "warmstart.json"
-
-
-@dataclass(frozen=True)
-class PolicyFiles:
-    """A policy as it is stored: parameters, tokenizer with its template."""
-
-    config: Qwen35Config
-    params: Any
-    template: ChatTemplate
-
-
-def load_policy(directory: Path) -> PolicyFiles:
-    """Reads a policy of the embedded world. Raises ValueError or OSError naming what is wrong."""
-    config, params = hf_io.load(directory)
-    tokenizer = SentencePieceTokenizer.from_file(directory / TOKENIZER_FILE)
-    return PolicyFiles(config, params, embedded_template(tokenizer))
 
 
 # --- tokenizer ------------------------------------------------------------------------------------
@@ -78,7 +61,8 @@ def code_pieces() -> list[str]:
 # Sentences of the world that no gold program meets.
 ERRORS = (
     "Error: missing or wrong argument ver", "Error: wrong password", "Error: no tool call",
-    "Error: not logged in to music", "NameError: name is not defined", "SyntaxError: invalid syntax",
+    "Error: not logged in to music", "NameError: name is not defined",
+    "SyntaxError: invalid syntax",
     "Error: the tool call was not finished",
 )  # fmt: skip
 
@@ -104,10 +88,10 @@ def make_tokenizer(config: Any) -> SentencePieceTokenizer:
 # --- demonstrations -------------------------------------------------------------------------------
 
 
-def random_harness(rng: random.Random, system: str, needs: frozenset[str], config: Any) -> HarnessSpec:
+def random_harness(rng: random.Random, needs: frozenset[str], config: Any) -> HarnessSpec:
     """H0, or H0 with one to three operations in directions that tend to fit the task."""
     if rng.random() < config.plain_share:
-        return HarnessSpec("h0", None, None, "", system)
+        return HarnessSpec("h0", None, None, "", config.system)
     count = rng.choice([1, 1, 1, 2, 2, 3])
     names = sorted(needs & set(DIRECTIONS)) if rng.random() < config.fitting_share else []
     names = rng.sample(names, min(len(names), count))
@@ -120,7 +104,7 @@ def random_harness(rng: random.Random, system: str, needs: frozenset[str], confi
         form = direction.section if rng.random() < 0.5 else direction.at_the_moment
         operations.append(form(text))
     rng.shuffle(operations)
-    return HarnessSpec("demonstration", "h0", None, "", system, tuple(operations))
+    return HarnessSpec("demonstration", "h0", None, "", config.system, tuple(operations))
 
 
 async def demonstrations(config: Any, template: ChatTemplate) -> list[Trajectory]:
@@ -134,7 +118,7 @@ async def demonstrations(config: Any, template: ChatTemplate) -> list[Trajectory
         task = tasks[number % len(tasks)]
         key = AttemptKey(config.seed, "warmstart", 0, task.id, number // len(tasks))
         rng = random.Random(str(key))
-        spec = random_harness(rng, config.system, task.needs, config)
+        spec = random_harness(rng, task.needs, config)
         instance = miniworld.build(task.family, task.payload["seed"])
         policy = ScriptedPolicy(task, instance, template, template.stop_ids[0], rates, rng)
         made.append(
@@ -149,9 +133,7 @@ async def demonstrations(config: Any, template: ChatTemplate) -> list[Trajectory
 # --- training -------------------------------------------------------------------------------------
 
 
-def batches(
-    trajectories: list[Trajectory], config: Any, steps: int
-) -> Iterator[TrainBatch]:
+def batches(trajectories: list[Trajectory], config: Any, steps: int) -> Iterator[TrainBatch]:
     """Shuffled epochs of packed rows; every demonstration of an epoch is used, short or long."""
     segments = [s for t in trajectories for s in t.segments]
     rows: list[list[int]] = []
@@ -203,25 +185,6 @@ def train(
     return params, losses
 
 
-def behaviour_rates(trajectories: list[Trajectory]) -> dict[str, dict[str, float]]:
-    """How often each behaviour is shown where the task needs it, and where it does not."""
-    seen: Counter[tuple[str, bool]] = Counter()
-    total: Counter[tuple[str, bool]] = Counter()
-    for trajectory in trajectories:
-        behaviours = shown(trajectory)
-        for name in BEHAVIOURS:
-            place = (name, name in trajectory.task.needs)
-            total[place] += 1
-            seen[place] += name in behaviours
-    return {
-        name: {
-            word: seen[name, needed] / max(1, total[name, needed])
-            for word, needed in (("needed", True), ("not needed", False))
-        }
-        for name in BEHAVIOURS
-    }
-
-
 def run(config: Any, directory: Path, say: Callable[[str], None]) -> None:
     """The whole warm start: writes a policy that `load_policy` reads, and warmstart.json."""
     started = time.monotonic()
@@ -238,10 +201,8 @@ def run(config: Any, directory: Path, say: Callable[[str], None]) -> None:
         {**config.model.to_dict(), "vocab_size": tokenizer.vocab_size}
     )
     params, losses = train(config, model_config, trajectories, say)
-    directory.mkdir(parents=True, exist_ok=True)
-    hf_io.save(directory, model_config, params)
-    (directory / TOKENIZER_FILE).write_bytes(tokenizer.model)
-    plain = [t for t in trajectories if t.harness_id == "h0"]
+    save_policy(directory, model_config, params, tokenizer)
+    plain = [record_of(t) for t in trajectories if t.harness_id == "h0"]
     report = {
         "config": config.to_dict(),
         "seconds": round(time.monotonic() - started, 1),
@@ -250,6 +211,20 @@ def run(config: Any, directory: Path, say: Callable[[str], None]) -> None:
         "tokens_mean": float(np.mean(lengths)),
         "tokens_max": int(max(lengths)),
         "final_loss": float(np.mean(losses[-20:])),
-        "demonstrated_rates_without_reminders": behaviour_rates(plain),
+        "demonstrated_rates_without_reminders": behaviour_rates(plain, BEHAVIOURS),
     }
     (directory / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n")
+
+
+def stage(config: Any, workdir: Path, writer: Writer, say: Callable[[str], None]) -> None:
+    """Uses the shipped policy, or makes one in the workdir where `warmstart.retrain` says so."""
+    own = workdir / "policy"
+    if config.warmstart.retrain and not own.exists():
+        part = workdir / "policy.part"
+        run(config.warmstart.recipe, part, say)
+        part.rename(own)
+    report = json.loads(((own if own.exists() else SHIPPED) / REPORT_FILE).read_text())
+    say(
+        f"warmstart: {'own' if own.exists() else 'shipped'} policy, {report['parameters']} "
+        f"parameters, vocabulary {report['vocabulary']}, made in {report['seconds']:.0f} s"
+    )

@@ -1,11 +1,11 @@
-"""From what the policy wrote to a call, and from a call to the environment."""
+"""Between a turn's text, a call, and the environment."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from harness_s_jax.envs.base import World
-from harness_s_jax.toolcalls import parse
+from harness_s_jax.toolcalls import parse, render_call
 from harness_s_jax.types import Observation, ToolCall
 
 
@@ -23,6 +23,11 @@ def read_action(text: str) -> Action:
     if parsed.calls:
         return Action(parsed.calls[0])
     return Action(None, parsed.error or "no tool call")
+
+
+def write_action(call: ToolCall) -> str:
+    """The text that `read_action` reads as this call."""
+    return render_call(call)
 
 
 async def run_action(action: Action, world: World) -> Observation:

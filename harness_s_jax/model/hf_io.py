@@ -123,10 +123,10 @@ def save(directory: str | os.PathLike[str], config: Qwen35Config, params: Params
     directory.mkdir(parents=True, exist_ok=True)
     part = directory / f"{WEIGHTS}.part"
     save_file(tensors, part, metadata={"format": "pt"})
-    os.replace(part, directory / WEIGHTS)
+    part.replace(directory / WEIGHTS)
     part = directory / f"{CONFIG}.part"
     part.write_text(json.dumps(config.to_hf(), indent=2) + "\n")
-    os.replace(part, directory / CONFIG)
+    part.replace(directory / CONFIG)
 
 
 def _entries(config: Qwen35Config) -> Iterator[_Entry]:

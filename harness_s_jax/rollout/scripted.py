@@ -7,15 +7,16 @@ built in by the warm start; what training has to achieve is the transfer to H0.
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from harness_s_jax.envs.miniworld.families import COMMON, FAMILIES, Instance
-from harness_s_jax.harness.directions import DIRECTIONS, direction_of
-from harness_s_jax.toolcalls import render_call
+from harness_s_jax.harness.directions import direction_of
+from harness_s_jax.harness.tools import write_action
 from harness_s_jax.types import Codec, Sample, SampleRequest, Task, ToolCall
 
 
@@ -63,11 +64,9 @@ class ScriptedPolicy:
         first = self._read == 0
         for direction in direction_of(text):
             self._told[direction] = self._told.get(direction, False) or not first
-        try:
+        with contextlib.suppress(StopIteration):  # a script at its end says the same again
             self._program = next(self._script) if first else self._script.send(_observed(text))
-        except StopIteration:
-            pass  # the script has nothing more to say: it says the same again
-        call = render_call(ToolCall("execute", {"code": self._program}))
+        call = write_action(ToolCall("execute", {"code": self._program}))
         ids_T = np.asarray([*self._codec.encode(call), self._stop_id], np.int32)
         self._read = len(request.ids_T) + len(ids_T)
         return Sample(ids_T, np.zeros(len(ids_T), np.float32), 0, stopped=True)
@@ -79,5 +78,3 @@ class ScriptedPolicy:
 def _observed(text: str) -> str:
     """An observation without what the harness added to it."""
     return "\n".join(line for line in text.split("\n") if not direction_of(line))
-
-

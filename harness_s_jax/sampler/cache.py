@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +98,14 @@ class Turn:
     fed: int  # of the request's ids, those in the cache
     sampled: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
+
+    def result(self, stop_ids: Collection[int]) -> Sample | None:
+        """What was sampled, once the turn is complete; None while it may draw more."""
+        stopped = self.sampled[-1] in stop_ids
+        if not stopped and len(self.sampled) < self.limit:
+            return None
+        ids_T, logp_T = np.array(self.sampled, np.int32), np.array(self.logp, np.float32)
+        return Sample(ids_T, logp_T, self.session.weight_version, stopped)
 
 
 def check(request: SampleRequest, max_tokens: int, vocab_size: int) -> int:

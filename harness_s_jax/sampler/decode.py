@@ -29,22 +29,25 @@ class State(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """One prefill call: C tokens for each of P slots. A row that is not used names slot S."""
+    """One prefill call: C tokens for each of P slots. A row not used names slot S.
 
-    slot_P: np.ndarray  # int32
-    ids_PC: np.ndarray  # int32, right-padded
-    length_P: np.ndarray  # int32, real tokens; 0 in rows not used
-    start_P: np.ndarray  # int32, position of the first token; 0 empties the slot first
+    Fields are numpy arrays on the host and tracers inside the programs.
+    """
+
+    slot_P: Any  # int32
+    ids_PC: Any  # int32, right-padded
+    length_P: Any  # int32, real tokens; 0 in rows not used
+    start_P: Any  # int32, position of the first token; 0 empties the slot first
 
 
 class Steps(NamedTuple):
-    """One decode call, by slot."""
+    """One decode call, by slot. Numpy arrays on the host, tracers inside the programs."""
 
-    seed_S2: np.ndarray  # uint32, of the request
-    temperature_S: np.ndarray  # float32, 0 is greedy
-    position_S: np.ndarray  # int32, where the next token will be fed
-    count_S: np.ndarray  # int32, tokens drawn so far in this turn
-    limit_S: np.ndarray  # int32, tokens this turn may have; 0 in slots without a turn
+    seed_S2: Any  # uint32, of the request
+    temperature_S: Any  # float32, 0 is greedy
+    position_S: Any  # int32, where the next token will be fed
+    count_S: Any  # int32, tokens drawn so far in this turn
+    limit_S: Any  # int32, tokens this turn may have; 0 in slots without a turn
 
 
 def draw(
@@ -194,6 +197,11 @@ def compile_programs(
     params: Any, config: Qwen35Config, shapes: Shapes, *, vocab_size: int, stop_ids: Sequence[int]
 ) -> Programs:
     """Compiles the programs ahead of time; calling one with other shapes is an error."""
+    if not 1 <= vocab_size <= config.vocab_size:
+        raise ValueError(
+            f"vocab_size is {vocab_size}; it must be between 1 and the model's"
+            f" {config.vocab_size}: give the tokenizer's size."
+        )
 
     def blank() -> State:
         hidden_SD = jnp.zeros((shapes.slots, config.hidden_size), config.dtype)

@@ -29,7 +29,6 @@ from harness_s_jax.sampler import cache, decode
 from harness_s_jax.types import Sample, SampleRequest
 
 PARK_AFTER = 4  # decode calls an idle session keeps its slot while others work: it is often back
-
 YIELDS = 2  # turns of the event loop before a call, so that callers just answered are part of it
 
 
@@ -71,17 +70,13 @@ class Engine:
         decode_steps: int = 8,
         weight_version: int = 0,
     ) -> None:
-        if not 1 <= vocab_size <= config.vocab_size:
-            raise ValueError(
-                f"vocab_size is {vocab_size}; it must be between 1 and the model's"
-                f" {config.vocab_size}: give the tokenizer's size."
-            )
-        rows = min(prefill_rows, slots)
-        self.shapes = decode.Shapes(slots, max_tokens, rows, prefill_chunk, decode_steps)
+        self.shapes = decode.Shapes(
+            slots, max_tokens, min(prefill_rows, slots), prefill_chunk, decode_steps
+        )
         self.weight_version = weight_version
         self._vocab_size = vocab_size
         self._stop_ids = frozenset(int(i) for i in stop_ids)
-        self._params = params
+        self._params = jax.device_put(params)  # host arrays move once, not at every call
         self._programs = decode.compile_programs(
             params, config, self.shapes, vocab_size=vocab_size, stop_ids=sorted(self._stop_ids)
         )
@@ -132,23 +127,19 @@ class Engine:
     def load(self, params: Any, version: int) -> None:
         """Swaps the weights. Caches of another version are rebuilt when next used.
 
-        Raises RuntimeError while turns are running, since a turn has one weight version, and
-        ValueError if a parameter's shape or dtype changed.
+        Raises RuntimeError while turns are running (a turn has one weight version), and ValueError
+        if a parameter's shape or dtype changed.
         """
-        running = len(self._turns())
-        if running:
+        if running := len(self._turns()):
             raise RuntimeError(
                 f"load was called with {running} turns running; await or cancel them first."
             )
-        old, new = (
-            jax.tree.map(lambda x: (x.shape, str(x.dtype)), p) for p in (self._params, params)
-        )
-        if old != new:
+        if jax.tree.map(_kind, params) != jax.tree.map(_kind, self._params):
             raise ValueError(
-                "load was given parameters of another tree, shape or dtype than the engine was"
-                " compiled for; build a new engine for another model."
+                "load was given parameters of another tree, shape or dtype than the engine's;"
+                " build a new engine for another model."
             )
-        self._params, self.weight_version = params, version
+        self._params, self.weight_version = jax.device_put(params), version
 
     # --- entering and leaving ------------------------------------------------------------------
 
@@ -186,8 +177,7 @@ class Engine:
 
     def _stop_drawing(self, slot: int) -> None:
         del self._drawing[slot]
-        self._steps.limit_S[slot] = 0
-        self._steps.count_S[slot] = 0
+        self._steps.limit_S[slot] = self._steps.count_S[slot] = 0
 
     # --- the pump -------------------------------------------------------------------------------
 
@@ -224,8 +214,8 @@ class Engine:
                 idle = self._table.least_recent_idle(self.stats.decode_calls - patience)
                 if idle is None:
                     return
-                slot_1 = np.array([idle.slot], np.int32)
-                idle.parked = jax.device_get(self._programs.park(self._state, slot_1))
+                part = self._programs.park(self._state, np.array([idle.slot], np.int32))
+                idle.parked = jax.device_get(part)
                 self._table.vacate(idle)
                 self._table.claim(session)
                 self.stats.parked += 1
@@ -242,9 +232,10 @@ class Engine:
         for row in range(min(len(self._feeding), self.shapes.prefill_rows)):
             turn = self._feeding.popleft()
             slot, start = turn.session.slot, turn.fed
+            assert slot is not None  # a turn that feeds holds one
             ids_T = turn.request.ids_T[start : start + self.shapes.prefill_chunk]
-            length = len(ids_T)
-            chunk.slot_P[row], chunk.start_P[row], chunk.length_P[row] = slot, start, length
+            length = chunk.length_P[row] = len(ids_T)
+            chunk.slot_P[row], chunk.start_P[row] = slot, start
             chunk.ids_PC[row, :length] = ids_T
             turn.fed += length
             self.stats.prefilled_tokens += length
@@ -260,11 +251,10 @@ class Engine:
         self._steps.seed_S2[slot] = turn.request.seed
         self._steps.temperature_S[slot] = turn.request.temperature
         self._steps.position_S[slot] = len(turn.request.ids_T)
-        self._steps.count_S[slot] = 0
-        self._steps.limit_S[slot] = turn.limit
+        self._steps.count_S[slot], self._steps.limit_S[slot] = 0, turn.limit
 
     def _decode(self) -> tuple[jax.Array, jax.Array]:
-        """Starts N steps and returns (ids_NS, logp_NS) as they will be on the device."""
+        """Starts N steps: (ids_NS, logp_NS), still on the device."""
         steps = decode.Steps(*(array.copy() for array in self._steps))  # the call may alias them
         self._state, ids_NS, logp_NS = self._programs.decode(self._params, self._state, steps)
         self.stats.decode_calls += 1
@@ -284,24 +274,15 @@ class Engine:
             self._steps.count_S[slot] += drawn
             self._steps.position_S[slot] += drawn
             self.stats.sampled_tokens += drawn
-            if turn.sampled[-1] in self._stop_ids or len(turn.sampled) == turn.limit:
-                self._finish(slot, turn)
+            if (sample := turn.result(self._stop_ids)) is not None:
+                self._finish(slot, turn, sample)
 
-    def _finish(self, slot: int, turn: cache.Turn) -> None:
-        ids_T = np.asarray(turn.sampled, np.int32)
+    def _finish(self, slot: int, turn: cache.Turn, sample: Sample) -> None:
         self._stop_drawing(slot)
-        turn.session.busy = False
-        turn.session.idle_since = self.stats.decode_calls
-        turn.session.fed_T = np.concatenate([turn.request.ids_T, ids_T[:-1]])
+        turn.session.busy, turn.session.idle_since = False, self.stats.decode_calls
+        turn.session.fed_T = np.concatenate([turn.request.ids_T, sample.ids_T[:-1]])
         self.stats.turns += 1
-        turn.future.set_result(
-            Sample(
-                ids_T=ids_T,
-                logp_T=np.asarray(turn.logp, np.float32),
-                weight_version=turn.session.weight_version,
-                stopped=turn.sampled[-1] in self._stop_ids,
-            )
-        )
+        turn.future.set_result(sample)
 
     def _fail(self, error: Exception) -> None:
         """Tells every caller, and marks every session: the caches went with the call."""
@@ -313,3 +294,7 @@ class Engine:
                 failure = RuntimeError(f"the sampler's device call failed: {error}")
                 failure.__cause__ = error
                 turn.future.set_exception(failure)
+
+
+def _kind(array: Any) -> tuple[tuple[int, ...], str]:
+    return array.shape, str(array.dtype)

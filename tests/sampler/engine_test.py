@@ -102,6 +102,23 @@ def assert_same(one: list[Sample], other: list[Sample]) -> None:
         np.testing.assert_array_equal(a.logp_T.view(np.int32), b.logp_T.view(np.int32))
 
 
+@jax.jit
+def _forward_logp(params, ids_T, real_T, temperature):
+    segment_T = jnp.where(real_T, 0, -1)
+    hidden = qwen3_5.forward(
+        params, CONFIG, ids_T[None], segment_T[None], jnp.arange(len(ids_T))[None]
+    )
+    return jax.nn.log_softmax(qwen3_5.logits(params, CONFIG, hidden)[0, :, :VOCAB] / temperature)
+
+
+def reference_logp(params, ids_T: np.ndarray, temperature: float) -> np.ndarray:
+    """Log-probs [T, VOCAB] of the next token at every position, by the training path."""
+    padded_T = np.zeros(128, np.int32)
+    padded_T[: len(ids_T)] = ids_T
+    real_T = np.arange(128) < len(ids_T)
+    return np.asarray(_forward_logp(params, padded_T, real_T, temperature))[: len(ids_T)]
+
+
 def run(play: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
         await asyncio.wait_for(play(), 120)
@@ -127,7 +144,8 @@ def test_parked_and_restored_sessions_are_the_same(narrow: Engine):
     alone = [asyncio.run(attempts(narrow, [n]))[0] for n in range(12)]
     parked, restored = narrow.stats.parked, narrow.stats.restored
     crowded = asyncio.run(attempts(narrow, range(12), pause=0.02))
-    assert narrow.stats.parked > parked and narrow.stats.restored > restored
+    assert narrow.stats.parked > parked
+    assert narrow.stats.restored > restored
     assert narrow.stats.rebuilt == 0
     for one, other in zip(alone, crowded, strict=True):
         assert_same(one, other)
@@ -159,19 +177,14 @@ def test_a_new_engine_repeats_the_attempt_and_compiles_only_when_built(narrow: E
 
 def test_logp_is_that_of_the_model_on_the_whole_context(narrow: Engine):
     ids_T, samples = asyncio.run(attempt(narrow, 7, turns=4))
-    t = len(ids_T)
-    hidden = qwen3_5.forward(
-        PARAMS, CONFIG, ids_T[None], jnp.zeros((1, t), jnp.int32), jnp.arange(t)[None]
-    )
-    logits_TV = np.asarray(qwen3_5.logits(PARAMS, CONFIG, hidden)[0, :, :VOCAB], np.float64) / 0.9
-    logp_TV = logits_TV - np.log(np.exp(logits_TV).sum(-1, keepdims=True))
+    logp_TV = reference_logp(PARAMS, ids_T, 0.9)
     at, rng = len(prompt_of(7)), np.random.default_rng((7, 1))
     for sample in samples:
         n = len(sample.ids_T)
         expected = logp_TV[np.arange(at - 1, at - 1 + n), sample.ids_T]
         np.testing.assert_allclose(sample.logp_T, expected, atol=1e-5)
         at += n + len(rng.integers(6, VOCAB, rng.integers(1, 12)))
-    assert at == t
+    assert at == len(ids_T)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -205,11 +218,7 @@ def test_temperature_zero_is_greedy(narrow: Engine):
         other = await narrow.sample(request(1, 9, ids_T, temperature=0.0))  # another seed
         narrow.release(name_of(1))
         assert_same([one], [other])
-        t = len(ids_T)
-        hidden = qwen3_5.forward(
-            PARAMS, CONFIG, ids_T[None], jnp.zeros((1, t), jnp.int32), jnp.arange(t)[None]
-        )
-        logp_V = jax.nn.log_softmax(qwen3_5.logits(PARAMS, CONFIG, hidden)[0, -1, :VOCAB])
+        logp_V = reference_logp(PARAMS, ids_T, 1.0)[-1]
         assert one.ids_T[0] == int(logp_V.argmax())
         np.testing.assert_allclose(one.logp_T[0], logp_V.max(), atol=1e-5)
 
@@ -218,12 +227,12 @@ def test_temperature_zero_is_greedy(narrow: Engine):
 
 def test_turns_end_at_stop_ids_limits_and_a_full_cache(narrow: Engine):
     samples = [s for samples in asyncio.run(attempts(narrow, range(12))) for s in samples]
-    assert any(s.stopped for s in samples) and not all(s.stopped for s in samples)
+    assert {s.stopped for s in samples} == {True, False}
     for sample in samples:
         assert STOP not in sample.ids_T[:-1]
         assert sample.stopped == (sample.ids_T[-1] == STOP)
         assert sample.stopped or len(sample.ids_T) == 11
-        assert sample.ids_T.dtype == np.int32 and sample.logp_T.dtype == np.float32
+        assert (sample.ids_T.dtype, sample.logp_T.dtype) == (np.int32, np.float32)
         assert sample.weight_version == 0
 
     async def play() -> None:
@@ -293,7 +302,8 @@ def test_a_cancelled_caller_frees_its_slot_and_disturbs_nobody(narrow: Engine):
             assert_same(one, other)
 
     run(play)
-    assert not narrow._table.sessions and len(narrow._table._free) == 4
+    assert not narrow._table.sessions
+    assert sorted(narrow._table._free) == list(range(4))
 
 
 def test_a_device_error_reaches_every_caller(narrow: Engine):
@@ -340,12 +350,7 @@ def test_load_swaps_weights_and_rebuilds_caches(narrow: Engine):
         narrow.load(other, 1)
         second = await narrow.sample(request(4, 1, longer_T))
         assert (first.weight_version, second.weight_version) == (0, 1)
-        t = len(longer_T)
-        hidden = qwen3_5.forward(
-            other, CONFIG, longer_T[None], jnp.zeros((1, t), jnp.int32), jnp.arange(t)[None]
-        )
-        logits_V = qwen3_5.logits(other, CONFIG, hidden)[0, -1, :VOCAB] / 0.9
-        expected = jax.nn.log_softmax(logits_V)[second.ids_T[0]]
+        expected = reference_logp(other, longer_T, 0.9)[-1, second.ids_T[0]]
         np.testing.assert_allclose(second.logp_T[0], expected, atol=1e-5)
         narrow.load(PARAMS, 0)
         for n in (4, 5):

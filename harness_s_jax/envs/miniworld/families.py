@@ -16,11 +16,17 @@ from harness_s_jax.envs.miniworld import scripts
 from harness_s_jax.envs.miniworld.apps import Quirks
 from harness_s_jax.envs.miniworld.scripts import Script, Shows
 
-SONGS = "fig oak elm ash fir yew ivy bay fern moss reed sage mint clay dune lake".split()
-PEOPLE = "ann bob cat dan eve gus hal ida joe kim leo max".split()
-ITEMS = "lamp desk sofa vase rug clock chair shelf mug bowl tray stool".split()
-WORDS = "rent keys lunch gift trip plan bill tax pool news".split()
-PASSWORDS = "kiwi plum pear lime date nut".split()
+SONGS = [
+    "fig", "oak", "elm", "ash", "fir", "yew", "ivy", "bay",
+    "fern", "moss", "reed", "sage", "mint", "clay", "dune", "lake",
+]  # fmt: skip
+PEOPLE = ["ann", "bob", "cat", "dan", "eve", "gus", "hal", "ida", "joe", "kim", "leo", "max"]
+ITEMS = [
+    "lamp", "desk", "sofa", "vase", "rug", "clock", "chair", "shelf",
+    "mug", "bowl", "tray", "stool",
+]  # fmt: skip
+WORDS = ["rent", "keys", "lunch", "gift", "trip", "plan", "bill", "tax", "pool", "news"]
+PASSWORDS = ["kiwi", "plum", "pear", "lime", "date", "nut"]
 
 VOCABULARY = (SONGS, PEOPLE, ITEMS, WORDS, PASSWORDS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from harness_s_jax.envs.miniworld.interpreter import operators, values
+from harness_s_jax.envs.miniworld.interpreter.calls import NO_ATTRIBUTES
 from harness_s_jax.envs.miniworld.interpreter.code import (
     Code,
     Compiler,
@@ -13,7 +14,7 @@ from harness_s_jax.envs.miniworld.interpreter.code import (
     nothing,
     refuse,
 )
-from harness_s_jax.envs.miniworld.interpreter.expressions import NO_ATTRIBUTES, symbol_of
+from harness_s_jax.envs.miniworld.interpreter.expressions import symbol_of
 
 
 def _expression_statement(compiler: Compiler, node: ast.Expr) -> Code:
