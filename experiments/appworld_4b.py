@@ -1,4 +1,4 @@
-"""Table 1 of the paper, AppWorld with Qwen3.5-4B; `debug` is the same job in the embedded world.
+"""AppWorld with Qwen3.5-4B, the main table of the paper; `debug` is the embedded world.
 
     python -m experiments.appworld_4b                          debug where there is no accelerator
     python -m experiments.appworld_4b --config=experiments/appworld_4b.py:paper
@@ -28,11 +28,11 @@ def get_config(variant: str = "debug") -> ConfigDict:
             "environment": "appworld" if paper else "miniworld",
             "policy": {"checkpoint": ""},  # directory of Qwen3.5-4B weights; debug ships its own
             "limits": {
-                "context_tokens": 32768 if paper else 512,
+                "context_tokens": 32768 if paper else 256,
                 "turn_tokens": 3000 if paper else 96,
                 "temperature": 1.0,
             },
-            "sampler": {"slots": 64, "prefill_rows": 16, "prefill_chunk": 32, "decode_steps": 8},
+            "sampler": {"slots": 64, "prefill_rows": 16, "prefill_chunk": 16, "decode_steps": 8},
             "rollout": {"concurrency": 96, "infra_retries": 2, "deadline_s": 600.0},
             "evaluation": {
                 "split": "test",

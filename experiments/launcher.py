@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-import resource
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,11 +16,12 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from harness_s_jax import config as configs
-from harness_s_jax import metrics
 
 Say = Callable[[str], None]
-Stage = Callable[[Any, Path, metrics.Writer, Say], None]
-NOT_BUILT = ("evolve", "train")  # stages of the method that this version does not have yet
+Stage = Callable[[Any, Path, Say], None]
+# What of the method this version does not have yet, and what it has.
+NOT_BUILT = ("evolve", "train")
+ENVIRONMENTS = ("miniworld",)
 
 
 class Refusal(Exception):
@@ -43,12 +45,8 @@ def main(file: str, stages: Mapping[str, Stage], choose: Callable[[], tuple[str,
         _prepare(config, workdir)
         for name in chosen:
             started = time.monotonic()
-            stages[name](config, workdir, metrics.Writer(workdir), say)
-            seconds = time.monotonic() - started
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            values = {f"time/{name}_s": round(seconds, 2), "memory/peak_mb": round(peak, 1)}
-            metrics.Writer(workdir).write(name, values)
-            say(f"{name}: {seconds:.1f} s, peak memory {peak:.0f} MB")
+            stages[name](config, workdir, say)
+            say(f"{name}: {time.monotonic() - started:.1f} s")
     except (Refusal, configs.ConfigError) as e:
         print(f"{Path(path).stem}: {e}", file=sys.stderr)
         sys.exit(2)
@@ -81,47 +79,139 @@ def _read_flags(
     path: str, stages: list[str], choose: Callable[[], tuple[str, str]]
 ) -> tuple[ConfigDict, Path, list[str]]:
     name = Path(path).stem
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_file(
-        "config", None, "the configuration, FILE.py:VARIANT", flag_values=values, lock_config=True
-    )
-    flags.DEFINE_string("workdir", None, "where everything is written", flag_values=values)
-    flags.DEFINE_list("stages", stages, "what to run, in this order", flag_values=values)
-    flags.DEFINE_bool("help", False, "shows the flags", short_name="h", flag_values=values)
-
-    arguments = sys.argv[1:]
-    if not any(a.split("=")[0].lstrip("-") == "config" for a in arguments):
-        variant, reason = choose()
-        if not {"--help", "-h"} & set(arguments):
-            say(f"{name}: running the variant {variant}: {reason}")
-        arguments = [f"--config={path}:{variant}", *arguments]
-    try:
-        rest = values([path, *arguments])
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as e:
-        raise Refusal(f"{_first_line(e)}; --help lists the flags") from None
-    if values.help:
-        say(values.main_module_help())
+    given, arguments = _take_config(sys.argv[1:])
+    if {"--help", "-help", "-h"} & set(arguments):
+        say(_help(name, stages, _load(given or path)))
         sys.exit(0)
-    if len(rest) > 1:
-        raise Refusal(f"got the argument {rest[1]!r}; every setting is a flag: --name=value")
-    config = values.config
+    variant, reason = ("", "") if given else choose()
+    config = _load(given or f"{path}:{variant}")
+    workdir, chosen = _parse(arguments, config, stages)
     configs.check(config.to_dict())
     if config.variant == "paper":
         missing = missing_for_paper(config.policy.checkpoint)
         missing.append("no AppWorld (the environment is not in this version; only miniworld is)")
-        raise Refusal(f"the variant paper cannot run here: {'; '.join(missing)}")
+        raise Refusal(
+            f"the variant paper cannot run here: {'; '.join(missing)}; "
+            f"--config={path}:debug runs on any machine"
+        )
+    if config.environment not in ENVIRONMENTS:
+        raise Refusal(
+            f"got {config.environment!r} for config.environment; this version has only "
+            f"{', '.join(ENVIRONMENTS)}"
+        )
+    if not given:
+        say(f"{name}: running the variant {variant}: {reason}")
+    return config, Path(workdir or f"runs/{name}-{config.variant}"), chosen
+
+
+def _take_config(arguments: list[str]) -> tuple[str, list[str]]:
+    """The last value of --config ("" without one), and the other arguments."""
+    given, rest = "", []
+    todo = iter(arguments)
+    for argument in todo:
+        flag, equals, value = argument.partition("=")
+        if flag not in ("--config", "-config"):
+            rest.append(argument)
+            continue
+        given = value if equals else next(todo, "")
+        if not given or given.startswith("-"):
+            raise Refusal("got --config without a value; it takes FILE.py:VARIANT")
+    return given, rest
+
+
+def _load(given: str) -> ConfigDict:
+    """What `get_config` of FILE.py, or of FILE.py:VARIANT, returns."""
+    file, _, variant = given.partition(":")
+    if not Path(file).is_file() or not file.endswith(".py"):
+        what = "that is no Python file" if Path(file).exists() else f"there is no file {file}"
+        raise Refusal(
+            f"got --config={given}; {what} (seen from {Path.cwd()}); "
+            f"give FILE.py:VARIANT, as experiments/appworld_4b.py:debug"
+        )
+    spec = importlib.util.spec_from_file_location(f"config_{Path(file).stem}", file)
+    assert spec is not None  # for a name in .py there is a loader
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config(*([variant] if variant else []))
+    except Exception as e:  # whatever that file does wrong
+        what = str(e) if isinstance(e, ValueError) else f"{type(e).__name__}: {e}"
+        raise Refusal(f"got --config={given}; it does not load: {what}") from None
+    if not isinstance(config, ConfigDict) or not {"variant", "environment"} <= set(config):
+        raise Refusal(
+            f"got --config={given}; its get_config must return a ConfigDict with the keys variant "
+            f"and environment, as in experiments/appworld_4b.py"
+        )
+    return config
+
+
+def _parse(arguments: list[str], config: ConfigDict, stages: list[str]) -> tuple[str, list[str]]:
+    """Puts the overrides into `config`; returns the workdir ("" without one) and the stages."""
+    for argument in arguments:
+        if override := re.match(r"--?(?:no)?config\.([^=]*)", argument):
+            configs.check_key(config.to_dict(), override[1])
+    values = flags.FlagValues()
+    flags.DEFINE_string("workdir", None, "", flag_values=values)
+    flags.DEFINE_list("stages", stages, "", flag_values=values)
+    try:
+        config_flags.DEFINE_config_dict(
+            "config", config, flag_values=values, lock_config=True, sys_argv=arguments
+        )
+        rest = values(["", *arguments])
+    except flags.UnrecognizedFlagError as e:
+        keys = [f"config.{key}" for key in configs.flatten(config.to_dict())]
+        near = configs.nearest(e.flagname, [*_FLAGS, *keys])
+        hint = f"did you mean --{' or --'.join(near)}?" if near else "--help lists the flags"
+        raise Refusal(f"got --{e.flagname}; there is no such flag; {hint}") from None
+    except flags.IllegalFlagValueError as e:
+        raise Refusal(_wrong_value(str(e), config)) from None
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as e:
+        line = (str(e).strip().splitlines() or [type(e).__name__])[0].rstrip(".")
+        raise Refusal(f"{line}; --help lists the flags") from None
+    if len(rest) > 1:
+        raise Refusal(f"got the argument {rest[1]!r}; every setting is a flag: --name=value")
+    if values.workdir == "":
+        raise Refusal("got an empty --workdir; give a directory, or leave the flag out")
     for stage in values.stages:
         if stage in NOT_BUILT and stage not in stages:
             raise Refusal(f"the stage {stage} is not in this version; it has {', '.join(stages)}")
         if stage not in stages:
             raise Refusal(f"got the stage {stage!r}; this experiment has {', '.join(stages)}")
-    workdir = values.workdir or f"runs/{name}-{config.variant}"
-    return config, Path(workdir), [s for s in stages if s in values.stages]
+    if not values.stages:
+        raise Refusal(f"got no stage to run; this experiment has {', '.join(stages)}")
+    return values.workdir or "", [s for s in stages if s in values.stages]
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
-    return (text.strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+def _wrong_value(problem: str, config: ConfigDict) -> str:
+    """The sentence for absl's "flag --name=value: reason"."""
+    given = re.match(r"flag (--(?:config\.)?([^=]*)=.*?): ", problem, re.DOTALL)
+    default = configs.flatten(config.to_dict()).get(given[2]) if given else None
+    if given is None or type(default) not in _KINDS:
+        return f"{problem}; --help lists the flags"
+    return f"got {given[1]}; it must be {_KINDS[type(default)]}, as its default {default} is"
+
+
+_FLAGS = {
+    "config": "FILE.py:VARIANT, the configuration (otherwise the variant that can run here)",
+    "workdir": "where everything is written (otherwise runs/NAME-VARIANT); the same command on it "
+    "goes on where it stopped",
+    "stages": "what to run of STAGES, with commas; it runs in this order",
+    "help": "shows this",
+}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _help(name: str, stages: list[str], config: ConfigDict) -> str:
+    keys = configs.flatten(config.to_dict())
+    return "\n".join(
+        [
+            f"python -m experiments.{name} [--flag=value ...]; STAGES are {', '.join(stages)}",
+            *(f"  --{flag}: {text}" for flag, text in _FLAGS.items()),
+            f"  --config.KEY=value: changes one value of the configuration; in {config.variant}:",
+            *(f"    --config.{key}={value}" for key, value in keys.items()),
+        ]
+    )
 
 
 def _prepare(config: ConfigDict, workdir: Path) -> None:
@@ -133,12 +223,20 @@ def _prepare(config: ConfigDict, workdir: Path) -> None:
         if stored.exists():
             changed = configs.differences(json.loads(stored.read_text()), new)
             if changed:
+                more = f"; and {len(changed) - 8} more" * (len(changed) > 8)
                 raise Refusal(
-                    f"{workdir} belongs to another configuration ({'; '.join(changed)}); "
+                    f"{workdir} belongs to another configuration ({'; '.join(changed[:8])}{more}); "
                     f"give another --workdir or the same configuration"
                 )
+            return
         part = stored.with_suffix(".part")
         part.write_text(json.dumps(new, indent=1, sort_keys=True) + "\n")
         part.replace(stored)
-    except (OSError, json.JSONDecodeError) as e:
-        raise Refusal(f"cannot use the workdir {workdir}: {e}; give another --workdir") from None
+    except OSError as e:
+        problem = f"{e.strerror}: {e.filename}"
+        raise Refusal(f"cannot use the workdir {workdir} ({problem}); give another") from None
+    except (ValueError, AttributeError):
+        raise Refusal(
+            f"cannot use the workdir {workdir}: its config.json is not one of ours; give another "
+            f"--workdir or delete that file"
+        ) from None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -31,30 +32,67 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ]
 
 
-# key -> (lowest, highest) that makes sense; None: no limit
+def nearest(word: str, keys: Sequence[str]) -> list[str]:
+    """At most three keys that may be meant by `word`: by their last part, else as a whole."""
+    by_end: dict[str, list[str]] = {}
+    for key in keys:
+        by_end.setdefault(key.rpartition(".")[2], []).append(key)
+    ends = difflib.get_close_matches(word.rpartition(".")[2], list(by_end), n=2, cutoff=0.7)
+    found = [key for end in ends for key in by_end[end]]
+    return found[:3] or difflib.get_close_matches(word, keys, n=3, cutoff=0.8)
+
+
+def check_key(config: Mapping[str, Any], key: str) -> None:
+    """Refuses an override of a key that the configuration does not have, or of a whole group.
+
+    Raises:
+      ConfigError: the sentence names near matches, or what the group holds.
+    """
+    flat = flatten(config)
+    if key in flat:
+        return
+    if inside := [k for k in flat if k.startswith(f"{key}.")]:
+        raise ConfigError(
+            f"got a value for config.{key}, which is a group; set one of its keys: "
+            f"{', '.join(f'config.{k}' for k in inside[:8])}{', ...' * (len(inside) > 8)}"
+        )
+    if near := nearest(key, list(flat)):
+        hint = f"did you mean {' or '.join(f'config.{k}' for k in near)}?"
+    else:
+        group = key.rpartition(".")[0]
+        start = f"{group}." if any(k.startswith(f"{group}.") for k in flat) else ""
+        names = (k.removeprefix(start).partition(".")[0] for k in flat if k.startswith(start))
+        where = f"config.{group}" if start else "the configuration"
+        hint = f"{where} has {', '.join(dict.fromkeys(names))}"
+    raise ConfigError(f"got a value for config.{key}; there is no such key; {hint}")
+
+
+# key -> (lowest, highest) that makes sense; None: no limit. A limit that is a float: so is the key.
 _RANGES: dict[str, tuple[float | None, float | None]] = {
     "evaluation.tasks": (1, 400),
     "evaluation.attempts": (1, 1000),
+    "evaluation.h0_attempts": (1, 1000),
     "limits.context_tokens": (16, None),
     "limits.turn_tokens": (1, None),
-    "limits.temperature": (0, 10),
+    "limits.temperature": (0.0, 10.0),
     "sampler.slots": (1, 4096),
     "sampler.prefill_rows": (1, 4096),
     "sampler.prefill_chunk": (1, None),
     "sampler.decode_steps": (1, None),
     "rollout.concurrency": (1, None),
     "rollout.infra_retries": (0, 100),
-    "rollout.deadline_s": (0.001, None),
+    "rollout.deadline_s": (0.001, 1e9),
 }
 _CHOICES = {
+    "variant": ("debug", "paper"),
     "environment": ("miniworld", "appworld"),
     "evaluation.split": ("validation", "test"),
 }
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Refuses values that cannot run. A string override of a number passes the flag parser, so
-    types are checked here too.
+    """Refuses values that cannot run. A configuration file may hold anything, so types are checked
+    here too.
 
     Raises:
       ConfigError: one sentence naming the first wrong key.
@@ -64,9 +102,11 @@ def check(config: Mapping[str, Any]) -> None:
         if key not in flat:
             continue
         value = flat[key]
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"got {value!r} for config.{key}; it must be a number")
-        if (low is not None and value < low) or (high is not None and value > high):
+        kind = int | float if isinstance(low, float) else int
+        if isinstance(value, bool) or not isinstance(value, kind):
+            what = "a number" if isinstance(low, float) else "a whole number"
+            raise ConfigError(f"got {value!r} for config.{key}; it must be {what}")
+        if not ((low is None or value >= low) and (high is None or value <= high)):  # NaN is out
             limits = f"at least {low}" if high is None else f"between {low} and {high}"
             raise ConfigError(f"got {value} for config.{key}; it must be {limits}")
     for key, choices in _CHOICES.items():

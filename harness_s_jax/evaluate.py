@@ -8,6 +8,7 @@ same as without the interruption.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import time
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harness_s_jax import metrics
 from harness_s_jax.analysis import tables
 from harness_s_jax.analysis.records import read_records, record_of
 from harness_s_jax.envs.base import Environment
@@ -23,11 +25,10 @@ from harness_s_jax.envs.miniworld.families import RARE
 from harness_s_jax.envs.miniworld.world import MiniWorldEnvironment
 from harness_s_jax.harness.loop import Limits
 from harness_s_jax.harness.spec import HarnessSpec, load_pool
-from harness_s_jax.metrics import Writer
 from harness_s_jax.model.policy import SHIPPED, load_policy
-from harness_s_jax.rollout.attempt import run_attempt
+from harness_s_jax.rollout.group import run_group
 from harness_s_jax.sampler.engine import Engine
-from harness_s_jax.types import AttemptKey, AttemptRecord, Codec, Policy, Task
+from harness_s_jax.types import AttemptRecord, Codec, Policy, Task
 
 
 @dataclass(frozen=True)
@@ -101,24 +102,30 @@ async def _run(
     keep: Callable[[AttemptRecord], None],
     say: Callable[[str], None],
 ) -> None:
-    """Keeps `plan.concurrency` attempts in flight, in order; reports every few seconds."""
-    queue = iter(todo)
+    """Keeps about `plan.concurrency` attempts in flight, group by group in the plan's order."""
+    groups = [
+        (spec, task, [number for _, _, number in jobs])
+        for (spec, task), jobs in itertools.groupby(todo, key=lambda job: job[:2])
+    ]
+    queue = iter(groups)
     progress = Progress(plan.stage, len(todo), say)
 
     async def worker() -> None:
-        for spec, task, attempt in queue:
-            key = AttemptKey(plan.seed, plan.stage, 0, task.id, attempt)
-            trajectory = await run_attempt(
-                spec, task, environment, policy, codec, key, plan.limits,
+        for spec, task, numbers in queue:
+            group = await run_group(
+                dict.fromkeys(numbers, spec), task, environment, policy, codec, plan.limits,
+                run_seed=plan.seed, stage=plan.stage, step=0, purpose="evaluation",
                 infra_retries=plan.infra_retries, deadline_s=plan.deadline_s,
             )  # fmt: skip
-            record = record_of(trajectory)
-            keep(record)
-            progress.add(record)
+            for trajectory in group.trajectories:
+                record = record_of(trajectory)
+                keep(record)
+                progress.add(record)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(plan.concurrency, len(todo))):
-            group.create_task(worker())
+    largest = max(len(numbers) for _, _, numbers in groups)
+    async with asyncio.TaskGroup() as running:
+        for _ in range(min(max(1, plan.concurrency // largest), len(groups))):
+            running.create_task(worker())
     progress.line()
 
 
@@ -154,9 +161,13 @@ class Progress:
 # --- the stage ------------------------------------------------------------------------------------
 
 
-def stage(config: Any, workdir: Path, writer: Writer, say: Callable[[str], None]) -> None:
+def stage(config: Any, workdir: Path, say: Callable[[str], None]) -> None:
     """Evaluates the policy under H0 and every sibling of the pool; prints and keeps the table."""
-    started = time.monotonic()
+    with metrics.stage(workdir, "evaluate") as values:
+        values.update(_evaluate_pool(config, workdir, say))
+
+
+def _evaluate_pool(config: Any, workdir: Path, say: Callable[[str], None]) -> dict[str, float]:
     own = workdir / "policy"
     stored = load_policy(own if own.exists() else SHIPPED)
     engine = Engine(
@@ -194,11 +205,11 @@ def stage(config: Any, workdir: Path, writer: Writer, say: Callable[[str], None]
     report = workdir / "report"
     report.mkdir(exist_ok=True)
     (report / f"evaluation-{split}.md").write_text(table + "\n")
-    writer.write("evaluate", _metrics(records, engine, seconds))
     say(
-        f"evaluate: {len(records)} attempts, {file}; engine: {engine.stats.sampled_tokens} tokens "
-        f"sampled, {engine.stats.prefilled_tokens} read; {time.monotonic() - started:.1f} s in all"
+        f"evaluate: {len(records)} attempts in {file}; {engine.stats.sampled_tokens} tokens "
+        f"sampled and {engine.stats.prefilled_tokens} read in {seconds:.1f} s"
     )
+    return _metrics(records, engine, seconds)
 
 
 def _metrics(records: Sequence[AttemptRecord], engine: Engine, seconds: float) -> dict[str, float]:

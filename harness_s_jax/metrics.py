@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 # Name (a part in <> varies) -> (unit, what it says).
@@ -40,18 +42,40 @@ def _matches(pattern: list[str], parts: list[str]) -> bool:
     )
 
 
-class Writer:
-    """Appends metrics to `<workdir>/metrics.jsonl`, one object a line."""
+@contextlib.contextmanager
+def stage(workdir: Path, name: str) -> Iterator[dict[str, float]]:
+    """Gives a dict for a stage's metrics; writes it, with time and memory, when the stage is done.
 
-    def __init__(self, workdir: Path):
-        self._file = workdir / "metrics.jsonl"
+    A stage that fails or is interrupted writes nothing.
+    """
+    values: dict[str, float] = {}
+    started = time.monotonic()
+    yield values
+    values[f"time/{name}_s"] = round(time.monotonic() - started, 2)
+    values["memory/peak_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+    write(workdir, name, values)
 
-    def write(self, stage: str, values: Mapping[str, float]) -> None:
-        """Adds one line. NaN becomes null. Raises ValueError for an undeclared name."""
-        for name in values:
-            if not known(name):
-                raise ValueError(f"got the metric {name}; declare it in metrics.METRICS")
-        clean = {k: None if math.isnan(v) else v for k, v in values.items()}
-        line = json.dumps({"time": round(time.time(), 3), "stage": stage, **clean})
-        with self._file.open("a") as out:
-            out.write(line + "\n")
+
+def write(workdir: Path, stage: str, values: Mapping[str, float]) -> None:
+    """Appends a line to `<workdir>/metrics.jsonl`. NaN becomes null.
+
+    Raises:
+      ValueError: a name that is not declared above.
+    """
+    for name in values:
+        if not known(name):
+            raise ValueError(f"got the metric {name}; declare it in metrics.METRICS")
+    clean = {k: None if math.isnan(v) else v for k, v in values.items()}
+    with (workdir / "metrics.jsonl").open("a") as out:
+        out.write(json.dumps({"time": round(time.time(), 3), "stage": stage, **clean}) + "\n")
+
+
+def page() -> str:
+    """docs/metrics.md: `python -m harness_s_jax.metrics > docs/metrics.md`."""
+    rows = [f"| `{name}` | {unit} | {text} |" for name, (unit, text) in METRICS.items()]
+    head = ["# Metrics", "", "Each line of a workdir's `metrics.jsonl` holds some of these.", ""]
+    return "\n".join([*head, "| name | unit | meaning |", "| --- | --- | --- |", *rows])
+
+
+if __name__ == "__main__":
+    print(page())

@@ -19,6 +19,7 @@ import numpy as np
 import optax
 
 from harness_s_jax import batch as batching
+from harness_s_jax import metrics
 from harness_s_jax.analysis.records import behaviour_rates, record_of
 from harness_s_jax.envs.miniworld import world as miniworld
 from harness_s_jax.envs.miniworld.apps import APIS
@@ -27,7 +28,6 @@ from harness_s_jax.harness.directions import DIRECTIONS
 from harness_s_jax.harness.loop import Limits
 from harness_s_jax.harness.spec import HarnessSpec
 from harness_s_jax.learner import supervised
-from harness_s_jax.metrics import Writer
 from harness_s_jax.model import qwen3_5
 from harness_s_jax.model.config import Qwen35Config
 from harness_s_jax.model.policy import SHIPPED, save_policy
@@ -216,8 +216,13 @@ def run(config: Any, directory: Path, say: Callable[[str], None]) -> None:
     (directory / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def stage(config: Any, workdir: Path, writer: Writer, say: Callable[[str], None]) -> None:
+def stage(config: Any, workdir: Path, say: Callable[[str], None]) -> None:
     """Uses the shipped policy, or makes one in the workdir where `warmstart.retrain` says so."""
+    with metrics.stage(workdir, "warmstart"):
+        _make_or_load(config, workdir, say)
+
+
+def _make_or_load(config: Any, workdir: Path, say: Callable[[str], None]) -> None:
     own = workdir / "policy"
     if config.warmstart.retrain and not own.exists():
         part = workdir / "policy.part"

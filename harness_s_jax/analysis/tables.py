@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from harness_s_jax.analysis.records import behaviour_rates
 from harness_s_jax.analysis.statistics import Interval, bootstrap, pass_at_k, union_coverage
 from harness_s_jax.types import AttemptRecord
 
@@ -73,6 +74,17 @@ def family_table(records: Sequence[AttemptRecord]) -> str:
         for family in sorted(needs, key=lambda f: (needs[f] != "-", needs[f], f))
     ]
     return markdown(["family", "needs", *harnesses], rows)
+
+
+def behaviour_table(records: Sequence[AttemptRecord]) -> str:
+    """Markdown: how often attempts show each behaviour where the task needs it and where not."""
+    names = sorted({name for r in records for name in (*r.needs, *r.shown)})
+    rates, places = behaviour_rates(records, names), ("needed", "not needed")
+    rows = [
+        [name, *(f"{100 * rates[name][w]:.1f}" if w in rates[name] else "-" for w in places)]
+        for name in names
+    ]
+    return markdown(["behaviour", *places], rows)
 
 
 def locality(table: Counts, harness: str) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import jsonschema
 import yaml
+from jsonschema.exceptions import best_match
 
 from harness_s_jax.harness import predicates
 from harness_s_jax.harness.ops import KINDS, Operation, Section
@@ -27,7 +28,9 @@ _TIMES = {"type": "integer", "minimum": 1, "maximum": 20}
 _CONDITIONAL = {"when": {"type": "string"}, "text": _TEXT, "max_times": _TIMES}
 
 
-def _operation(kind: str, properties: Mapping[str, Any], optional: Mapping[str, Any]) -> dict:
+def _operation(
+    kind: str, properties: Mapping[str, Any], optional: Mapping[str, Any]
+) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {"op": {"const": kind}, **properties, **optional},
@@ -110,7 +113,7 @@ def from_dict(content: Mapping[str, Any]) -> HarnessSpec:
     name = content.get("id") if isinstance(content, Mapping) else None
     errors = list(jsonschema.Draft202012Validator(SCHEMA).iter_errors(content))
     if errors:
-        worst = jsonschema.exceptions.best_match(errors)
+        worst = best_match(errors)
         where = "/".join(str(p) for p in worst.absolute_path) or "the top"
         raise ValueError(f"harness {name}: at {where}: {worst.message}")
     operations = []

@@ -1,0 +1,27 @@
+"""Makes the embedded world's policy from nothing: tokenizer, demonstrations, supervised updates.
+
+    python -m experiments.warmstart --workdir=DIRECTORY
+
+writes DIRECTORY/policy. The shipped policy (harness_s_jax/assets/miniworld_policy) is its output.
+The warm start builds in a premise: reminders elicit what H0 seldom shows. What training then has to
+achieve is the transfer to H0.
+"""
+
+from ml_collections import ConfigDict
+
+from experiments import appworld_4b, launcher
+from harness_s_jax import evaluate, warmstart
+
+
+def get_config(variant: str = "debug") -> ConfigDict:
+    """The main experiment's configuration with a policy of its own, judged on validation tasks."""
+    config = appworld_4b.get_config(variant)
+    config.warmstart.retrain = True
+    config.evaluation.split = "validation"
+    return config
+
+
+STAGES = {"warmstart": warmstart.stage, "evaluate": evaluate.stage}
+
+if __name__ == "__main__":
+    launcher.main(__file__, STAGES, lambda: ("debug", "this makes the debug policy"))

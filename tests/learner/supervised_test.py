@@ -1,0 +1,173 @@
+"""The warm start's loss against numpy, and what must not change it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from harness_s_jax.batch import pack_rows, train_batch
+from harness_s_jax.learner import supervised
+from harness_s_jax.model import qwen3_5
+from harness_s_jax.model.config import Qwen35Config
+from harness_s_jax.types import Segment, TrainBatch
+
+pytestmark = pytest.mark.stack
+
+CONFIG = Qwen35Config(
+    vocab_size=40,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=4,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+    linear_num_key_heads=1,
+    linear_num_value_heads=2,
+    linear_key_head_dim=8,
+    linear_value_head_dim=8,
+)
+ROW, ROWS = 32, 3
+OPTIMIZER = optax.adam(3e-3)
+token_logp = jax.jit(supervised.token_logp, static_argnums=1)
+loss_and_gradient = jax.jit(jax.value_and_grad(supervised.loss), static_argnums=1)
+
+
+def parameters() -> qwen3_5.Params:
+    return qwen3_5.init_params(CONFIG, jax.random.key(1))
+
+
+def segment(length: int, seed: int) -> Segment:
+    rng = np.random.default_rng(seed)
+    sampled_T = np.arange(length) >= length // 2
+    return Segment(
+        ids_T=rng.integers(0, CONFIG.vocab_size, length, dtype=np.int32),
+        sampled_T=sampled_T,
+        logp_T=np.zeros(length, np.float32),
+        temperature_T=np.zeros(length, np.float32),
+        weight_version_T=np.where(sampled_T, 0, -1).astype(np.int32),
+    )
+
+
+SEGMENTS = [segment(n, seed) for seed, n in enumerate((17, 9, 12, 20, 2, 1, 5))]
+
+
+def packed(segments: list[Segment] = SEGMENTS) -> TrainBatch:
+    return train_batch(segments, pack_rows(segments, ROW), ROW, ROWS)
+
+
+def alone(one: Segment) -> np.ndarray:
+    """log p of each token after the first, in float64 from the logits of the segment alone."""
+    ids_BT = jnp.asarray(one.ids_T)[None]
+    position_BT = jnp.arange(len(one.ids_T))[None]
+    hidden_BTD = qwen3_5.forward(parameters(), CONFIG, ids_BT, jnp.zeros_like(ids_BT), position_BT)
+    logits_TV = np.asarray(qwen3_5.logits(parameters(), CONFIG, hidden_BTD)[0], np.float64)
+    top_T1 = logits_TV.max(-1, keepdims=True)
+    logp_TV = logits_TV - top_T1 - np.log(np.exp(logits_TV - top_T1).sum(-1, keepdims=True))
+    return logp_TV[np.arange(len(one.ids_T) - 1), one.ids_T[1:]]
+
+
+def places(batch: TrainBatch, segments: list[Segment]) -> list[tuple[int, slice]]:
+    """Row and columns of each segment."""
+    found = {}
+    for b, row in enumerate(pack_rows(segments, ROW)):
+        start = 0
+        for i in row:
+            found[i] = b, slice(start, start + len(segments[i].ids_T))
+            start = found[i][1].stop
+    return [found[i] for i in range(len(segments))]
+
+
+def test_token_logp_is_the_log_softmax_of_each_segment_alone():
+    batch = packed()
+    assert len(pack_rows(SEGMENTS, ROW)) == ROWS  # rows are shared, and one ends in padding
+    got_BT = np.asarray(token_logp(parameters(), CONFIG, batch))
+    assert got_BT.shape == (ROWS, ROW)
+    assert got_BT.dtype == np.float32
+    for one, (b, here) in zip(SEGMENTS, places(batch, SEGMENTS), strict=True):
+        assert got_BT[b, here.start] == 0.0
+        np.testing.assert_allclose(got_BT[b, here][1:], alone(one), atol=1e-5)
+    assert (got_BT[batch.segment_BT == -1] == 0.0).all()
+
+
+def test_neighbours_and_padding_do_not_change_a_segment():
+    segments = SEGMENTS[:3]
+    others = [segments[0], *(segment(len(s.ids_T), 90 + i) for i, s in enumerate(segments[1:]))]
+    batch = packed(segments)
+    garbage = dataclasses.replace(  # what lies in padding is nobody's business
+        batch, ids_BT=np.where(batch.segment_BT == -1, 3, batch.ids_BT).astype(np.int32)
+    )
+    expected_BT, changed_BT, garbage_BT = (
+        np.asarray(token_logp(parameters(), CONFIG, b)) for b in (batch, packed(others), garbage)
+    )
+    b, here = places(batch, segments)[0]
+    np.testing.assert_allclose(changed_BT[b, here], expected_BT[b, here], atol=1e-5)
+    np.testing.assert_allclose(garbage_BT, expected_BT, atol=1e-5)
+    assert np.abs(changed_BT - expected_BT).max() > 0.1  # the others did change
+
+
+def test_loss_is_the_mean_over_sampled_tokens_only():
+    batch = packed()
+    value, _ = loss_and_gradient(parameters(), CONFIG, batch)
+    logp = [
+        p
+        for one in SEGMENTS
+        for p, sampled in zip(alone(one), one.sampled_T[1:], strict=True)
+        if sampled
+    ]
+    first = sum(int(one.sampled_T[0]) for one in SEGMENTS)  # nothing before it: counts, adds 0
+    assert float(value) == pytest.approx(-sum(logp) / (len(logp) + first), abs=1e-5)
+
+
+def test_what_is_not_sampled_has_no_gradient():
+    """An id that only ever stands last, unsampled, is neither input nor target."""
+    one = dataclasses.replace(segment(8, 5), sampled_T=np.arange(8) == 4)
+    other = dataclasses.replace(one, ids_T=np.append(one.ids_T[:-1], (one.ids_T[-1] + 1) % 40))
+    a, b = (loss_and_gradient(parameters(), CONFIG, packed([s])) for s in (one, other))
+    assert float(a[0]) == pytest.approx(float(b[0]), abs=1e-6)
+    for x, y in zip(jax.tree.leaves(a[1]), jax.tree.leaves(b[1]), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-6)
+
+
+@pytest.mark.parametrize("segments", [SEGMENTS, []], ids=["nothing sampled", "only padding"])
+def test_an_all_masked_batch_has_loss_zero_and_finite_zero_gradients(segments: list[Segment]):
+    batch = packed(segments)
+    batch = dataclasses.replace(batch, sampled_BT=np.zeros_like(batch.sampled_BT))
+    value, gradient = loss_and_gradient(parameters(), CONFIG, batch)
+    assert float(value) == 0.0
+    assert all((np.asarray(g) == 0.0).all() for g in jax.tree.leaves(gradient))  # so no NaN
+
+
+def test_the_gradient_is_finite_with_a_row_of_padding_and_huge_logits():
+    params = parameters()
+    params["embed_VD"] = params["embed_VD"] * 1e3
+    batch = train_batch(SEGMENTS[:2], [[0, 1]], ROW, ROWS)
+    value, gradient = loss_and_gradient(params, CONFIG, batch)
+    assert np.isfinite(float(value))
+    leaves = jax.tree.leaves(gradient)
+    assert all(np.isfinite(np.asarray(g)).all() for g in leaves)
+    assert any((np.asarray(g) != 0.0).any() for g in leaves)
+
+
+def test_steps_lower_the_loss_and_compile_once():
+    params = parameters()
+    opt_state = OPTIMIZER.init(params)
+    others = [segment(n, 50 + n) for n in (30, 3, 21, 8)]
+    before = supervised.step._cache_size()
+    values = []
+    for _ in range(12):
+        params, opt_state, value = supervised.step(
+            params, opt_state, packed(), config=CONFIG, optimizer=OPTIMIZER
+        )
+        values.append(float(value))
+    first, _ = loss_and_gradient(parameters(), CONFIG, packed())
+    assert values[0] == pytest.approx(float(first), abs=1e-6)  # the loss before the update
+    assert values[-1] < values[0] - 0.1
+    assert np.isfinite(values).all()
+    assert supervised.step._cache_size() == before + 1
+    supervised.step(params, opt_state, packed(others), config=CONFIG, optimizer=OPTIMIZER)
+    assert supervised.step._cache_size() == before + 1
