@@ -18,14 +18,14 @@ def warmstart_config() -> ConfigDict:
             "system": SYSTEM,
             "vocab_size": 1024,  # at most
             "tokenizer_seeds": 40,  # instances of each family that the tokenizer is trained on
-            "demonstration_tasks": 2000,  # of the train split
-            "demonstrations": 14000,
-            "plain_share": 0.35,  # demonstrations under H0 itself
-            "fitting_share": 0.6,  # of the others: directions are drawn from the task's needs first
+            "demonstration_tasks": 4000,  # of the train split
+            "demonstrations": 24000,
+            "plain_share": 0.3,  # demonstrations under H0 itself
+            "fitting_share": 0.75,  # of the others: directions are drawn from the task's needs first
             "rates": {"rare": 0.015, "common": 0.45, "section": 0.7, "moment": 0.88},
             "row_tokens": 192,
             "batch_rows": 32,
-            "steps": 600,
+            "steps": 1200,
             "learning_rate": 4e-3,
             "warmup_steps": 40,
             "log_every": 20,

@@ -1,5 +1,6 @@
 """Packing loses nothing, overflows nothing, and depends on lengths and order alone."""
 
+import itertools
 import math
 
 import numpy as np
@@ -54,7 +55,7 @@ def test_rows_are_few_whatever_the_order(lengths: list[int], rng):
 @given(LENGTHS)
 def test_no_two_rows_could_be_one(lengths: list[int]):
     by_load = sorted(loads(pack_rows(segments(lengths), ROW), lengths))
-    assert all(a + b > ROW for a, b in zip(by_load, by_load[1:], strict=False))
+    assert all(a + b > ROW for a, b in itertools.pairwise(by_load))
 
 
 def test_longest_first_and_ties_in_the_given_order():

@@ -76,9 +76,13 @@ def test_a_stage_writes_its_values_with_time_and_memory(tmp_path: Path):
 
 
 def test_an_interrupted_stage_writes_nothing(tmp_path: Path):
-    with pytest.raises(KeyboardInterrupt), metrics.stage(tmp_path, "evaluate") as values:
-        values["rollout/attempts"] = 7
-        raise KeyboardInterrupt
+    def run() -> None:
+        with metrics.stage(tmp_path, "evaluate") as values:
+            values["rollout/attempts"] = 7
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
     assert not (tmp_path / "metrics.jsonl").exists()
 
 

@@ -98,9 +98,7 @@ def test_a_trajectory_becomes_a_record_that_json_takes():
     turns = (
         Turn("a", action, Observation("ok"), ("remind.0", "remind.2")),
         Turn("b", None, Observation("no tool call", error=True)),
-        Turn(
-            "c", ToolCall("execute", {"code": "2"}), Observation("ok", calls=calls), ("remind.0",)
-        ),
+        Turn("c", action, last, ("remind.0",)),
     )
     segments = (segment([False, True, True]), segment([False, False, True]))
     key = AttemptKey(0, "evaluate/test", 0, "t/1", 5)

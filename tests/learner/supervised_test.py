@@ -37,8 +37,13 @@ token_logp = jax.jit(supervised.token_logp, static_argnums=1)
 loss_and_gradient = jax.jit(jax.value_and_grad(supervised.loss), static_argnums=1)
 
 
-def parameters() -> qwen3_5.Params:
-    return qwen3_5.init_params(CONFIG, jax.random.key(1))
+PARAMS = qwen3_5.init_params(CONFIG, jax.random.key(1))
+
+
+@jax.jit
+def logits_of(batch: TrainBatch) -> jax.Array:
+    hidden_BTD = qwen3_5.forward(PARAMS, CONFIG, batch.ids_BT, batch.segment_BT, batch.position_BT)
+    return qwen3_5.logits(PARAMS, CONFIG, hidden_BTD)
 
 
 def segment(length: int, seed: int) -> Segment:
@@ -60,15 +65,17 @@ def packed(segments: list[Segment] = SEGMENTS) -> TrainBatch:
     return train_batch(segments, pack_rows(segments, ROW), ROW, ROWS)
 
 
+def recomputed(logits_TV: jax.Array, ids_T: np.ndarray) -> np.ndarray:
+    """log p of each token after the first, in float64 from what the model scored."""
+    scores_TV = np.asarray(logits_TV, np.float64)
+    top_T1 = scores_TV.max(-1, keepdims=True)
+    logp_TV = scores_TV - top_T1 - np.log(np.exp(scores_TV - top_T1).sum(-1, keepdims=True))
+    return logp_TV[np.arange(len(ids_T) - 1), ids_T[1:]]
+
+
 def alone(one: Segment) -> np.ndarray:
-    """log p of each token after the first, in float64 from the logits of the segment alone."""
-    ids_BT = jnp.asarray(one.ids_T)[None]
-    position_BT = jnp.arange(len(one.ids_T))[None]
-    hidden_BTD = qwen3_5.forward(parameters(), CONFIG, ids_BT, jnp.zeros_like(ids_BT), position_BT)
-    logits_TV = np.asarray(qwen3_5.logits(parameters(), CONFIG, hidden_BTD)[0], np.float64)
-    top_T1 = logits_TV.max(-1, keepdims=True)
-    logp_TV = logits_TV - top_T1 - np.log(np.exp(logits_TV - top_T1).sum(-1, keepdims=True))
-    return logp_TV[np.arange(len(one.ids_T) - 1), one.ids_T[1:]]
+    """The same for a segment that has a whole batch to itself."""
+    return recomputed(logits_of(train_batch([one], [[0]], ROW, ROWS))[0], one.ids_T)
 
 
 def places(batch: TrainBatch, segments: list[Segment]) -> list[tuple[int, slice]]:
@@ -85,13 +92,19 @@ def places(batch: TrainBatch, segments: list[Segment]) -> list[tuple[int, slice]
 def test_token_logp_is_the_log_softmax_of_each_segment_alone():
     batch = packed()
     assert len(pack_rows(SEGMENTS, ROW)) == ROWS  # rows are shared, and one ends in padding
-    got_BT = np.asarray(token_logp(parameters(), CONFIG, batch))
+    got_BT = np.asarray(token_logp(PARAMS, CONFIG, batch))
     assert got_BT.shape == (ROWS, ROW)
     assert got_BT.dtype == np.float32
     for one, (b, here) in zip(SEGMENTS, places(batch, SEGMENTS), strict=True):
         assert got_BT[b, here.start] == 0.0
         np.testing.assert_allclose(got_BT[b, here][1:], alone(one), atol=1e-5)
     assert (got_BT[batch.segment_BT == -1] == 0.0).all()
+
+
+def test_padding_does_not_change_a_segment():
+    one = SEGMENTS[0]
+    bare = logits_of(train_batch([one], [[0]], len(one.ids_T), 1))[0]
+    np.testing.assert_allclose(alone(one), recomputed(bare, one.ids_T), atol=1e-5)
 
 
 def test_neighbours_and_padding_do_not_change_a_segment():
@@ -102,7 +115,7 @@ def test_neighbours_and_padding_do_not_change_a_segment():
         batch, ids_BT=np.where(batch.segment_BT == -1, 3, batch.ids_BT).astype(np.int32)
     )
     expected_BT, changed_BT, garbage_BT = (
-        np.asarray(token_logp(parameters(), CONFIG, b)) for b in (batch, packed(others), garbage)
+        np.asarray(token_logp(PARAMS, CONFIG, b)) for b in (batch, packed(others), garbage)
     )
     b, here = places(batch, segments)[0]
     np.testing.assert_allclose(changed_BT[b, here], expected_BT[b, here], atol=1e-5)
@@ -112,7 +125,7 @@ def test_neighbours_and_padding_do_not_change_a_segment():
 
 def test_loss_is_the_mean_over_sampled_tokens_only():
     batch = packed()
-    value, _ = loss_and_gradient(parameters(), CONFIG, batch)
+    value, _ = loss_and_gradient(PARAMS, CONFIG, batch)
     logp = [
         p
         for one in SEGMENTS
@@ -127,7 +140,7 @@ def test_what_is_not_sampled_has_no_gradient():
     """An id that only ever stands last, unsampled, is neither input nor target."""
     one = dataclasses.replace(segment(8, 5), sampled_T=np.arange(8) == 4)
     other = dataclasses.replace(one, ids_T=np.append(one.ids_T[:-1], (one.ids_T[-1] + 1) % 40))
-    a, b = (loss_and_gradient(parameters(), CONFIG, packed([s])) for s in (one, other))
+    a, b = (loss_and_gradient(PARAMS, CONFIG, packed([s])) for s in (one, other))
     assert float(a[0]) == pytest.approx(float(b[0]), abs=1e-6)
     for x, y in zip(jax.tree.leaves(a[1]), jax.tree.leaves(b[1]), strict=True):
         np.testing.assert_allclose(x, y, atol=1e-6)
@@ -137,14 +150,13 @@ def test_what_is_not_sampled_has_no_gradient():
 def test_an_all_masked_batch_has_loss_zero_and_finite_zero_gradients(segments: list[Segment]):
     batch = packed(segments)
     batch = dataclasses.replace(batch, sampled_BT=np.zeros_like(batch.sampled_BT))
-    value, gradient = loss_and_gradient(parameters(), CONFIG, batch)
+    value, gradient = loss_and_gradient(PARAMS, CONFIG, batch)
     assert float(value) == 0.0
     assert all((np.asarray(g) == 0.0).all() for g in jax.tree.leaves(gradient))  # so no NaN
 
 
 def test_the_gradient_is_finite_with_a_row_of_padding_and_huge_logits():
-    params = parameters()
-    params["embed_VD"] = params["embed_VD"] * 1e3
+    params = PARAMS | {"embed_VD": PARAMS["embed_VD"] * 1e3}
     batch = train_batch(SEGMENTS[:2], [[0, 1]], ROW, ROWS)
     value, gradient = loss_and_gradient(params, CONFIG, batch)
     assert np.isfinite(float(value))
@@ -154,7 +166,7 @@ def test_the_gradient_is_finite_with_a_row_of_padding_and_huge_logits():
 
 
 def test_steps_lower_the_loss_and_compile_once():
-    params = parameters()
+    params = jax.tree.map(jnp.copy, PARAMS)  # a step takes its parameters away
     opt_state = OPTIMIZER.init(params)
     others = [segment(n, 50 + n) for n in (30, 3, 21, 8)]
     before = supervised.step._cache_size()
@@ -164,7 +176,7 @@ def test_steps_lower_the_loss_and_compile_once():
             params, opt_state, packed(), config=CONFIG, optimizer=OPTIMIZER
         )
         values.append(float(value))
-    first, _ = loss_and_gradient(parameters(), CONFIG, packed())
+    first, _ = loss_and_gradient(PARAMS, CONFIG, packed())
     assert values[0] == pytest.approx(float(first), abs=1e-6)  # the loss before the update
     assert values[-1] < values[0] - 0.1
     assert np.isfinite(values).all()

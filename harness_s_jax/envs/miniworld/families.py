@@ -154,12 +154,19 @@ def _build_alarm(r: random.Random) -> Instance:
     return _then_text(r, Instance(f"Set an alarm for {hour}.", {"hour": hour}, {}, quirks, changes))
 
 
-def _build_limit(r: random.Random) -> Instance:
+def _limit(r: random.Random, when: str, quirks: Quirks) -> Instance:
     amount = r.randrange(10, 100)
-    quirks = Quirks(versions={"wallet.set_limit": r.randrange(10, 100)})
     changes: dict[tuple[str, str], Any] = {("wallet", "limit"): amount}
-    facts = {"amount": amount}
-    return _then_text(r, Instance(f"Set the limit to {amount}.", facts, {}, quirks, changes))
+    return Instance(f"Set the limit to {amount}{when}.", {"amount": amount}, {}, quirks, changes)
+
+
+def _build_limit(r: random.Random) -> Instance:
+    quirks = Quirks(versions={"wallet.set_limit": r.randrange(10, 100)})
+    return _then_text(r, _limit(r, "", quirks))
+
+
+def _build_quick_limit(r: random.Random) -> Instance:
+    return _limit(r, " now", Quirks())
 
 
 def _payment(r: random.Random, lost: bool) -> Instance:
@@ -230,17 +237,23 @@ def _build_approve_all(r: random.Random) -> Instance:
 # --- families that need none of them, and that a needless repair breaks ---------------------------
 
 
-def _build_first_page(r: random.Random) -> Instance:
-    liked = r.sample(SONGS, r.randrange(4, 9))
-    text = "List the first page of liked songs."
-    return Instance(text, state={"music": {"liked": liked}}, answer=liked[:3])
+def _build_first_page(app: str, long: str, entries: list[str], what: str):
+    def build(r: random.Random) -> Instance:
+        all_ = r.sample(entries, r.randrange(4, 9))
+        text = f"List the first page of {what}."
+        return Instance(text, {"app": app, "long": long}, {app: {long: all_}}, answer=all_[:3])
+
+    return build
 
 
-def _build_either(r: random.Random) -> Instance:
-    first, second = r.sample(SONGS, 3), r.sample(SONGS, 3)
-    state = {"music": {"library": first, "playlist": second}}
-    text = "Count the songs in the library or the playlist."
-    return Instance(text, state=state, answer=len({*first, *second}))
+def _build_either(app: str, lists: tuple[str, str], entries: list[str], text: str):
+    def build(r: random.Random) -> Instance:
+        first, second = r.sample(entries, 3), r.sample(entries, 3)
+        state = {app: {lists[0]: first, lists[1]: second}}
+        facts = {"app": app, "lists": lists}
+        return Instance(text, facts, state, answer=len({*first, *second}))
+
+    return build
 
 
 def _build_quick_pay(r: random.Random) -> Instance:
@@ -303,14 +316,21 @@ def _family(name: str, needs: str, build, script, slack: int = 1, test_only: boo
 
 
 NONE_FAMILIES = (
-    _family("first_page", "", _build_first_page, scripts.first_page, slack=0),
-    _family("either_count", "", _build_either, scripts.either, slack=0),
+    _family("first_liked", "", _build_first_page("music", "liked", SONGS, "liked songs"),
+            scripts.first_page, slack=0),
+    _family("first_unread", "", _build_first_page("mail", "unread", WORDS, "unread mails"),
+            scripts.first_page, slack=0),
+    _family("either_song", "", _build_either("music", ("library", "playlist"), SONGS,
+            "Count the songs in the library or the playlist."), scripts.either, slack=0),
+    _family("either_mail", "", _build_either("mail", ("starred", "important"), WORDS,
+            "Count the mails that are starred or important."), scripts.either, slack=0),
     _family("quick_pay", "", _build_quick_pay, scripts.pay, slack=0),
+    _family("quick_limit", "", _build_quick_limit, scripts.limit, slack=0),
     _family("try_login", "", _build_try_login, scripts.try_login),
     _family("price", "", _build_price, scripts.price, slack=0),
     _family("mail_patient", "", _build_mail_patient, scripts.mail_wait),
     _family("mail_latest", "", _build_mail_latest, scripts.mail_latest),
-)
+)  # fmt: skip
 ONE_RARE_FAMILIES = (
     _family("music_count", "pagination joint", _MUSIC, scripts.joint_count),
     _family("shop_count", "pagination joint", _SHOP, scripts.joint_count),

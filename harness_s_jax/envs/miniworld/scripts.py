@@ -169,12 +169,13 @@ def approve_all(facts: Mapping[str, Any], shows: Shows) -> Script:
 
 
 def first_page(facts: Mapping[str, Any], shows: Shows) -> Script:
-    yield from _read_pages("a", "apis.music.liked", shows)
+    yield from _read_pages("a", f"apis.{facts['app']}.{facts['long']}", shows)
     yield from _finish(facts, shows, "a")
 
 
 def either(facts: Mapping[str, Any], shows: Shows) -> Script:
-    yield "b = apis.music.library()\nc = apis.music.playlist()"
+    app, (first, second) = facts["app"], facts["lists"]
+    yield f"b = apis.{app}.{first}()\nc = apis.{app}.{second}()"
     misled = shows("joint")
     yield from _finish(
         facts, shows, "len([s for s in b if s in c])" if misled else "len(set(b + c))"

@@ -212,7 +212,7 @@ def test_every_behaviour_is_needed_somewhere_in_every_split():
     for split in SIZES:
         needs = collections.Counter(b for t in ENVIRONMENT.tasks(split, 100) for b in t.needs)
         assert set(needs) == set(BEHAVIOURS)
-        assert min(needs.values()) >= 5
+        assert min(needs.values()) >= 3
 
 
 def test_fewer_tasks_are_a_prefix_of_more():
@@ -299,8 +299,6 @@ def test_the_verifier_notices_what_nobody_asked_for(family, foreign):
         instance = build(family, seed)
         app = "mail" if ("mail", "password") not in instance.changes else "shop"
         extra = FOREIGN[foreign].format(app=app)
-        if app == "mail" and family == "mail_latest":
-            extra += "\napis.mail.login(password='x')"
         programs, _ = run_gold(family, instance)
         # After the gold programs but before the completion, so that nothing needed is disturbed.
         verdict = judge(family, seed, [*programs[:-1], extra, programs[-1]])
