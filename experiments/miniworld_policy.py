@@ -21,7 +21,7 @@ def warmstart_config() -> ConfigDict:
             "demonstration_tasks": 4000,  # of the train split
             "demonstrations": 24000,
             "plain_share": 0.3,  # demonstrations under H0 itself
-            "fitting_share": 0.75,  # of the others: directions are drawn from the task's needs first
+            "fitting_share": 0.75,  # of the others: directions from the task's needs first
             "rates": {"rare": 0.015, "common": 0.45, "section": 0.7, "moment": 0.88},
             "row_tokens": 192,
             "batch_rows": 32,
@@ -29,6 +29,7 @@ def warmstart_config() -> ConfigDict:
             "learning_rate": 4e-3,
             "warmup_steps": 40,
             "log_every": 20,
+            "save_every": 100,  # updates between checkpoints
             "model": {  # Hugging Face names; 3 linear + 1 full layer
                 "hidden_size": 96,
                 "intermediate_size": 192,

@@ -39,7 +39,7 @@ def nearest(word: str, keys: Sequence[str]) -> list[str]:
         by_end.setdefault(key.rpartition(".")[2], []).append(key)
     ends = difflib.get_close_matches(word.rpartition(".")[2], list(by_end), n=2, cutoff=0.7)
     found = [key for end in ends for key in by_end[end]]
-    return found[:3] or difflib.get_close_matches(word, keys, n=3, cutoff=0.8)
+    return found[:3] or difflib.get_close_matches(word, keys, n=3, cutoff=0.85)
 
 
 def check_key(config: Mapping[str, Any], key: str) -> None:

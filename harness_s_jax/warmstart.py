@@ -7,6 +7,7 @@ one agent loop under random harnesses, then supervised updates on the tokens the
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import time
@@ -28,6 +29,7 @@ from harness_s_jax.harness.directions import DIRECTIONS
 from harness_s_jax.harness.loop import Limits
 from harness_s_jax.harness.spec import HarnessSpec
 from harness_s_jax.learner import supervised
+from harness_s_jax.learner.checkpoint import checkpoints
 from harness_s_jax.model import qwen3_5
 from harness_s_jax.model.config import Qwen35Config
 from harness_s_jax.model.policy import SHIPPED, save_policy
@@ -156,9 +158,13 @@ def train(
     config: Any,
     model_config: Qwen35Config,
     trajectories: list[Trajectory],
+    directory: Path,
     say: Callable[[str], None],
 ) -> tuple[Any, list[float]]:
-    """Supervised updates from a fresh initialisation. Returns parameters and the losses."""
+    """Supervised updates from a fresh initialisation, or from the checkpoints in `directory`.
+
+    Returns parameters and the loss of every update.
+    """
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, config.learning_rate, config.warmup_steps, config.steps, config.learning_rate * 0.02
     )
@@ -166,27 +172,35 @@ def train(
         optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.99, weight_decay=0.01)
     )
     params = qwen3_5.init_params(model_config, jax.random.key(config.seed))
-    opt_state = optimizer.init(params)
-    losses: list[float] = []
-    started = time.monotonic()
-    for number, batch in enumerate(batches(trajectories, config, config.steps), 1):
-        params, opt_state, loss = supervised.step(
-            params, opt_state, batch, config=model_config, optimizer=optimizer
-        )
-        losses.append(float(loss))
-        if number % config.log_every == 0 or number == config.steps:
-            elapsed = time.monotonic() - started
-            left = elapsed / number * (config.steps - number)
-            mean = float(np.mean(losses[-config.log_every :]))
-            say(
-                f"warmstart {number}/{config.steps}  loss {mean:.4f}  "
-                f"{elapsed / number:.2f} s/step  {left:.0f} s left"
-            )
-    return params, losses
+    state, losses = (params, optimizer.init(params)), []
+    with checkpoints(directory) as saved:
+        if (found := saved.latest(state)) is not None:
+            _, state, host = found
+            losses = host["losses"]
+            say(f"warmstart: goes on after step {len(losses)}")
+        first = len(losses)
+        started = time.monotonic()
+        todo = itertools.islice(batches(trajectories, config, config.steps), first, None)
+        for number, batch in enumerate(todo, first + 1):
+            *state, loss = supervised.step(*state, batch, config=model_config, optimizer=optimizer)
+            losses.append(float(loss))
+            if number % config.log_every == 0 or number == config.steps:
+                per_step = (time.monotonic() - started) / (number - first)
+                say(
+                    f"warmstart {number}/{config.steps}  "
+                    f"loss {np.mean(losses[-config.log_every :]):.4f}  "
+                    f"{per_step:.2f} s/step  {per_step * (config.steps - number):.0f} s left"
+                )
+            if number % config.save_every == 0:
+                saved.save(number, tuple(state), {"losses": losses})
+    return state[0], losses
 
 
-def run(config: Any, directory: Path, say: Callable[[str], None]) -> None:
-    """The whole warm start: writes a policy that `load_policy` reads, and warmstart.json."""
+def run(config: Any, directory: Path, saved: Path, say: Callable[[str], None]) -> None:
+    """The whole warm start: writes a policy that `load_policy` reads, and warmstart.json.
+
+    Interrupted, it goes on from its last checkpoint in `saved`.
+    """
     started = time.monotonic()
     tokenizer = make_tokenizer(config)
     template = embedded_template(tokenizer)
@@ -200,7 +214,7 @@ def run(config: Any, directory: Path, say: Callable[[str], None]) -> None:
     model_config = Qwen35Config.from_hf(
         {**config.model.to_dict(), "vocab_size": tokenizer.vocab_size}
     )
-    params, losses = train(config, model_config, trajectories, say)
+    params, losses = train(config, model_config, trajectories, saved, say)
     save_policy(directory, model_config, params, tokenizer)
     plain = [record_of(t) for t in trajectories if t.harness_id == "h0"]
     report = {
@@ -226,7 +240,7 @@ def _make_or_load(config: Any, workdir: Path, say: Callable[[str], None]) -> Non
     own = workdir / "policy"
     if config.warmstart.retrain and not own.exists():
         part = workdir / "policy.part"
-        run(config.warmstart.recipe, part, say)
+        run(config.warmstart.recipe, part, workdir / "checkpoints" / "warmstart", say)
         part.rename(own)
     report = json.loads(((own if own.exists() else SHIPPED) / REPORT_FILE).read_text())
     say(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness_s_jax.envs.miniworld.world import MiniWorldEnvironment, build, run_gold
-from harness_s_jax.harness.directions import DIRECTIONS
 from harness_s_jax.harness.loop import Episode, Limits, run_episode
 from harness_s_jax.harness.ops import FinishCheck, Gate, Operation, Remind, Section
 from harness_s_jax.harness.spec import HarnessSpec, load_pool
@@ -148,7 +147,7 @@ def added_texts(policy: ScriptPolicy) -> list[str]:
     return texts
 
 
-# --- what was sampled, and nothing else ------------------------------------------------------------
+# --- what was sampled, and nothing else -----------------------------------------------------------
 
 _TEXTS = st.text(max_size=30) | st.sampled_from(says("x", "y = 1"))
 
@@ -199,14 +198,6 @@ def test_ids_only_append(texts, observations, stop_id):
     assert episode.segments[0].ids_T.tolist() == full  # nothing follows the last sample
 
 
-def test_an_id_in_a_request_is_not_changed_later():
-    _, policy, _ = run(spec(), says("a", "b", "c", "d"))
-    copies = [request.ids_T.copy() for request in policy.requests]
-    for request, copy in zip(policy.requests, copies, strict=True):
-        np.testing.assert_array_equal(request.ids_T, copy)
-    assert len({id(request.ids_T) for request in policy.requests}) == 4
-
-
 def test_turns_hold_what_was_said_run_and_seen():
     seen = Observation("three", calls=(ApiCall("a", "b", {}, True, False),))
     episode, _, world = run(spec(), ["so " + says("x")[0], "nothing", *says("done")], [seen])
@@ -218,7 +209,7 @@ def test_turns_hold_what_was_said_run_and_seen():
     assert all(t.effects == () for t in episode.turns)
 
 
-# --- zero operations -------------------------------------------------------------------------------
+# --- zero operations ------------------------------------------------------------------------------
 
 
 def test_a_sibling_without_operations_is_h0_to_the_byte():
@@ -230,9 +221,7 @@ def test_a_sibling_without_operations_is_h0_to_the_byte():
         programs, _ = run_gold(chosen.family, build(chosen.family, chosen.payload["seed"]))
         policy = ScriptPolicy(codec, ["hm", *says(*programs)])
         world = await environment.open(chosen)
-        episode = await run_episode(
-            harness, chosen, environment, world, policy, codec, KEY, WIDE
-        )
+        episode = await run_episode(harness, chosen, environment, world, policy, codec, KEY, WIDE)
         return episode, policy
 
     for chosen in environment.tasks("train", 20):
@@ -257,7 +246,7 @@ def test_a_condition_that_never_holds_changes_nothing():
     assert one.segments[0].ids_T.tobytes() == two.segments[0].ids_T.tobytes()
 
 
-# --- control tokens --------------------------------------------------------------------------------
+# --- control tokens -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -294,7 +283,7 @@ def test_text_never_becomes_a_control_id(template, literal):
     assert (episode.segments[0].ids_T[own] == tokenizer.im_end_id).sum() == 3
 
 
-# --- operations ------------------------------------------------------------------------------------
+# --- operations -----------------------------------------------------------------------------------
 
 
 def test_sections_are_in_the_prompt_and_nowhere_else():
@@ -333,7 +322,9 @@ def test_a_long_cooldown_does_not_keep_a_reminder_from_its_first_time():
 
 def test_reminders_see_the_observation_they_follow():
     bad = Observation("Error: wrong password", error=True)
-    harness = spec(Remind("error_has('wrong password')", "Reset it.", 9), Remind("left <= 1", "!", 1))
+    harness = spec(
+        Remind("error_has('wrong password')", "Reset it.", 9), Remind("left <= 1", "!", 1)
+    )
     episode, policy, _ = run(harness, says(*"abcd"), [Observation("ok"), bad])
     assert added_texts(policy) == ["ok", "Error: wrong password\nReset it.", "ok\n!"]
     assert [t.effects for t in episode.turns[:3]] == [(), ("remind.0",), ("remind.1",)]
@@ -359,7 +350,9 @@ def test_a_gate_blocks_without_running_and_costs_the_turn():
 
 
 def test_gates_speak_together_and_reminders_may_follow():
-    harness = spec(Gate("1", "One.", 1), Remind("turn == 1", "Two.", 1), Gate("turn == 1", "Three.", 9))
+    harness = spec(
+        Gate("1", "One.", 1), Remind("turn == 1", "Two.", 1), Gate("turn == 1", "Three.", 9)
+    )
     episode, policy, world = run(harness, says("a", "b"), turns=2)
     assert added_texts(policy) == ["One.\nThree.\nTwo."]
     assert episode.turns[0].effects == ("gate.0", "gate.2", "remind.1")
@@ -406,9 +399,7 @@ def test_a_gated_world_is_untouched():
         world = await environment.open(chosen)
         start = world.digest()
         policy = ScriptPolicy(codec, itertools.cycle(says(*programs)))
-        episode = await run_episode(
-            harness, chosen, environment, world, policy, codec, KEY, WIDE
-        )
+        episode = await run_episode(harness, chosen, environment, world, policy, codec, KEY, WIDE)
         assert world.digest() == start
         assert len(episode.turns) == chosen.max_turns
         assert episode.end == "turns"
@@ -425,12 +416,14 @@ def test_a_gated_world_is_untouched():
 @pytest.mark.parametrize(("turns", "room"), [(1, 10_000), (3, 140)])
 def test_effects_name_only_what_the_policy_has_read(turns, room):
     limits = Limits(room, 1_000)
-    episode, policy, _ = run(spec(Remind("1", "Look." * 20, 9)), says("a"), turns=turns, limits=limits)
+    episode, policy, _ = run(
+        spec(Remind("1", "Look." * 20, 9)), says("a"), turns=turns, limits=limits
+    )
     assert len(policy.requests) == len(episode.turns) == 1
     assert episode.turns[0].effects == ()
 
 
-# --- limits ----------------------------------------------------------------------------------------
+# --- limits ---------------------------------------------------------------------------------------
 
 
 def test_turns_run_out():
@@ -488,21 +481,22 @@ def test_the_context_never_exceeds_its_limit(context, turn, turns, lengths, remi
     """Every turn says as much as it may; observations are of any length."""
     operations = [Remind("1", "Look.", 9)] * reminded
     texts = ["x" * (turn if n % 2 else n) + "y" for n in range(6)]
-    policy_run = run(
+    episode, policy, _ = run(
         spec(*operations), texts, [Observation("o" * n) for n in lengths],
         turns=turns, limits=Limits(context, turn),
     )  # fmt: skip
-    episode, policy, _ = policy_run
     prompt = len(ByteCodec().prompt("Solve.", (), "Do it."))
     length = len(episode.segments[0].ids_T)
     assert length <= max(context, prompt)
     for request in policy.requests:
         assert request.max_tokens == min(turn, context - len(request.ids_T)) >= 1
-    assert episode.end == ("turns" if len(episode.turns) == turns and prompt < context else "tokens")
+    assert episode.end == (
+        "turns" if len(episode.turns) == turns and prompt < context else "tokens"
+    )
     assert len(policy.requests) == len(episode.turns) <= turns
 
 
-# --- sessions and seeds ----------------------------------------------------------------------------
+# --- sessions and seeds ---------------------------------------------------------------------------
 
 
 def test_session_and_seed_name_the_attempt_and_the_turn():
@@ -516,8 +510,7 @@ def test_session_and_seed_name_the_attempt_and_the_turn():
 
 def test_seeds_do_not_depend_on_the_harness_or_on_what_happened():
     _, plain, _ = run(spec(), says(*"abcd"))
-    gated, _ = spec(Gate("1", "No.", 9), name="two"), None
-    _, other, _ = run(gated, ["hm"] * 4)
+    _, other, _ = run(spec(Gate("1", "No.", 9), name="two"), ["hm"] * 4)
     assert [r.seed for r in plain.requests] == [r.seed for r in other.requests]
     assert {r.session for r in plain.requests} != {r.session for r in other.requests}
 
@@ -562,11 +555,7 @@ def test_keys_with_slashes_stay_apart():
     assert one.seed(1) != two.seed(1)
 
 
-# --- the pool on the real world ----------------------------------------------------------------------
-
-
-def _programs(family: str) -> Callable[[Task], list[str]]:
-    return lambda chosen: run_gold(family, build(family, chosen.payload["seed"]))[0]
+# --- the pool on the real world -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sibling", load_pool()[1], ids=lambda s: s.id)
@@ -574,12 +563,10 @@ def test_every_sibling_runs_on_every_family(sibling):
     environment, codec = MiniWorldEnvironment(), ByteCodec()
 
     async def attempt(chosen: Task) -> Episode:
-        programs = itertools.cycle(says(*_programs(chosen.family)(chosen)))
+        programs, _ = run_gold(chosen.family, build(chosen.family, chosen.payload["seed"]))
         world = await environment.open(chosen)
-        policy = ScriptPolicy(codec, programs)
-        episode = await run_episode(
-            sibling, chosen, environment, world, policy, codec, KEY, WIDE
-        )
+        policy = ScriptPolicy(codec, itertools.cycle(says(*programs)))
+        episode = await run_episode(sibling, chosen, environment, world, policy, codec, KEY, WIDE)
         prompt = policy.requests[0].ids_T.tolist()
         assert prompt == codec.prompt(sibling.prompt(), environment.tools, chosen.instruction)
         return episode
@@ -587,6 +574,4 @@ def test_every_sibling_runs_on_every_family(sibling):
     for chosen in environment.tasks("test", 40):
         episode = asyncio.run(attempt(chosen))
         assert 1 <= len(episode.turns) <= chosen.max_turns
-        fired = [effect for turn in episode.turns for effect in turn.effects]
-        assert len(fired) <= 1
-        assert sibling.direction in DIRECTIONS
+        assert sum(len(turn.effects) for turn in episode.turns) <= 1  # each speaks once

@@ -120,12 +120,15 @@ def test_proposes_needs_a_proposal_and_takes_its_argument_literally():
     assert not ask("proposes('(')", proposed="buy()")
 
 
-# --- the language --------------------------------------------------------------------------------
+# --- the language ---------------------------------------------------------------------------------
 
 _FACT = st.sampled_from([*predicates.FACTS, "True", "False", "0", "1", "2", "5"])
-_QUESTION = st.sampled_from(["called('pay')", 'called("liked")', "proposes('pay')", "error_has('')"])
+_QUESTION = st.sampled_from(
+    ["called('pay')", 'called("liked")', "proposes('pay')", "error_has('')"]
+)
 _ATOM = _FACT | _QUESTION
-_COMPARED = st.builds(" ".join, st.tuples(_ATOM, st.sampled_from("< <= > >= == !=".split()), _ATOM))
+_SIGN = st.sampled_from(["<", "<=", ">", ">=", "==", "!="])
+_COMPARED = st.tuples(_ATOM, _SIGN, _ATOM).map(" ".join)
 EXPRESSIONS = st.recursive(
     _ATOM | _COMPARED,
     lambda inner: st.one_of(
@@ -191,7 +194,9 @@ def test_the_refusal_names_the_part_and_what_there_is():
     assert all(name in sentence for name in [*predicates.FACTS, *predicates.QUESTIONS])
 
 
-@pytest.mark.parametrize("text", ["", " ", "turn ==", "x = 1", "1; 2", "turn\nleft", "\0", "\ud800"])
+@pytest.mark.parametrize(
+    "text", ["", " ", "turn ==", "x = 1", "1; 2", "turn\nleft", "\0", "\ud800"]
+)
 def test_what_is_no_expression_is_refused_in_a_sentence(text):
     with pytest.raises(ValueError, match="it is not an expression"):
         parse(text)
@@ -206,17 +211,16 @@ def test_long_and_deep_expressions_are_refused():
         parse("not " * 70 + "1")
     with pytest.raises(ValueError, match="more than 60 parts; split it"):
         parse(" or ".join(["1"] * 60))
-    with pytest.raises(ValueError, match="not an expression|parts"):
+    with pytest.raises(ValueError, match=r"not an expression"):
         parse("(" * 300)
 
 
-_SOUP = st.lists(
-    st.sampled_from(
-        "turn left error full_page called( 'x' ) ( and or not == < 1 0 . , lambda : [ ] { } * -".split()
-        + ["__class__", "eval(", "\n", ";", "in", "is", "if", "else", '"', "\\", "f'", "{turn}"]
-    ),
-    max_size=20,
-).map(" ".join)
+_TOKENS = (
+    "turn", "left", "error", "full_page", "called(", "'x'", ")", "(", "and", "or", "not", "==",
+    "<", "1", "0", ".", ",", "lambda", ":", "[", "]", "{", "}", "*", "-", "__class__", "eval(",
+    "\n", ";", "in", "is", "if", "else", '"', "\\", "f'", "{turn}",
+)  # fmt: skip
+_SOUP = st.lists(st.sampled_from(_TOKENS), max_size=20).map(" ".join)
 
 
 @given(st.text(max_size=320) | _SOUP | EXPRESSIONS, VIEWS)

@@ -87,7 +87,7 @@ def play(family: str, seed: int, shows: Callable[[str], bool]) -> bool:
     return asyncio.run(attempt()) == 1.0
 
 
-# --- every family --------------------------------------------------------------------------------
+# --- every family ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -128,9 +128,12 @@ def test_every_needed_behaviour_is_needed(family, missed):
 
 
 MISLEADS = {
-    "first_page": "pagination",
-    "either_count": "joint",
+    "first_liked": "pagination",
+    "first_unread": "pagination",
+    "either_song": "joint",
+    "either_mail": "joint",
     "quick_pay": "verify",
+    "quick_limit": "docs",
     "price": "docs",
     "mail_patient": "finish",
 }
@@ -138,9 +141,19 @@ MISLEADS = {
 
 @pytest.mark.parametrize(("family", "misled"), MISLEADS.items())
 def test_a_needless_behaviour_breaks_the_families_that_need_none(family, misled):
-    for seed in range(50):
+    for seed in range(30):
         assert play(family, seed, lambda behaviour: False)
         assert not play(family, seed, misled.__eq__)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="families._build_either draws the same three entries twice now and then (either_mail, "
+    "seed 66), and then `joint` does not mislead",
+)
+def test_joint_breaks_every_instance_of_either():
+    for seed in range(100):
+        assert not play("either_mail", seed, "joint".__eq__), seed
 
 
 def test_recovery_breaks_try_login_where_the_password_is_stale():
@@ -167,7 +180,7 @@ def test_every_family_that_needs_none_is_covered_above():
     assert all(not f.needs for f in NONE_FAMILIES)
 
 
-# --- tasks and splits ----------------------------------------------------------------------------
+# --- tasks and splits -----------------------------------------------------------------------------
 
 
 def content(task: Task) -> str:
@@ -254,7 +267,7 @@ def test_a_negative_count_is_refused():
         ENVIRONMENT.tasks("test", -1)
 
 
-# --- worlds --------------------------------------------------------------------------------------
+# --- worlds ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -279,7 +292,7 @@ def test_worlds_start_equal_and_stay_independent(family):
 
 def test_different_states_have_different_digests():
     async def digests() -> list[str]:
-        return [(await ENVIRONMENT.open(task_of("first_page", s))).digest() for s in range(50)]
+        return [(await ENVIRONMENT.open(task_of("first_liked", s))).digest() for s in range(50)]
 
     assert len(set(asyncio.run(digests()))) == 50
 
@@ -324,7 +337,9 @@ def test_a_write_done_twice_is_noticed(family, extra):
         assert " is [" in verdict.detail
 
 
-@pytest.mark.parametrize("family", sorted(f.name for f in FAMILIES.values() if "follow_up" in f.needs))
+@pytest.mark.parametrize(
+    "family", sorted(f.name for f in FAMILIES.values() if "follow_up" in f.needs)
+)
 @pytest.mark.parametrize(("old", "new"), [("text='done'", "text='did'"), ("to='", "to='x")])
 def test_a_wrong_text_is_noticed(family, old, new):
     for seed in range(5):
@@ -366,9 +381,7 @@ def wrong_types(answer: object) -> list[str]:
     return [repr(float(answer)), repr(str(answer)), repr([answer]), "None", "True"]
 
 
-@pytest.mark.parametrize(
-    "family", sorted(f for f in FAMILIES if build(f, 0).answer is not None)
-)
+@pytest.mark.parametrize("family", sorted(f for f in FAMILIES if build(f, 0).answer is not None))
 def test_answers_are_strict_about_types(family):
     for seed in range(10):
         instance = build(family, seed)
@@ -388,7 +401,7 @@ def test_true_is_not_one():
     assert judge("music_count", seed, ["apis.supervisor.complete_task(answer=True)"]).reward == 0.0
 
 
-# --- act and finishes ----------------------------------------------------------------------------
+# --- act and finishes -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -449,15 +462,21 @@ def calls_of(family: str, seed: int, program: str) -> list[ApiCall]:
 
 
 def test_the_call_log_states_pages():
-    seed = next(s for s in range(50) if len(build("first_page", s).state["music"]["liked"]) == 6)
-    read = calls_of("first_page", seed, "for p in range(3): apis.music.liked(page=p)")
+    seed = next(s for s in range(50) if len(build("first_liked", s).state["music"]["liked"]) == 6)
+    read = calls_of("first_liked", seed, "for p in range(3): apis.music.liked(page=p)")
     assert read == [
         ApiCall("music", "liked", {"page": 0}, True, False, 0, True),
         ApiCall("music", "liked", {"page": 1}, True, False, 1, True),
         ApiCall("music", "liked", {"page": 2}, True, False, 2, False),
     ]
-    assert calls_of("first_page", seed, "apis.music.liked(0)") == read[:1]
-    assert calls_of("first_page", seed, "x = apis.music.liked(page=9999)")[0].full_page is False
+    assert calls_of("first_liked", seed, "apis.music.liked(0)") == read[:1]
+    assert calls_of("first_liked", seed, "x = apis.music.liked(page=9999)")[0].full_page is False
+
+
+def test_a_page_that_is_not_full_says_so():
+    seed = next(s for s in range(50) if len(build("first_liked", s).state["music"]["liked"]) == 5)
+    read = calls_of("first_liked", seed, "for p in range(3): apis.music.liked(page=p)")
+    assert [(c.page, c.full_page) for c in read] == [(0, True), (1, False), (2, False)]
 
 
 def test_the_call_log_states_writes_and_failures():
@@ -489,6 +508,16 @@ def test_a_lost_write_looks_like_any_other_until_one_looks():
         assert world.digest() != start
 
     asyncio.run(attempt())
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="Desk._run drops a write before the API looks at its arguments, so a malformed first "
+    "write is accepted and uses up the loss",
+)
+def test_a_lost_write_still_has_its_arguments_checked():
+    (log,) = calls_of("wallet_pay", 0, "apis.wallet.pay(to='', amount=-5)")
+    assert not log.ok
 
 
 @pytest.mark.parametrize(
@@ -553,7 +582,9 @@ _VALUES = st.recursive(
     max_leaves=5,
 )
 _ALL_APIS = [(app, api) for app, calls in APIS.items() for api in calls]
-_PARAMETERS = sorted({p for calls in APIS.values() for api in calls.values() for p in api.parameters})
+_PARAMETERS = sorted(
+    {p for calls in APIS.values() for api in calls.values() for p in api.parameters}
+)
 
 
 def written(value: object) -> str:
@@ -580,7 +611,9 @@ def programs(draw: st.DrawFn) -> str:
 
 @settings(max_examples=400, deadline=None)
 @given(
-    st.sampled_from(sorted(FAMILIES)), st.integers(0, 20), st.lists(programs(), min_size=1, max_size=4)
+    st.sampled_from(sorted(FAMILIES)),
+    st.integers(0, 20),
+    st.lists(programs(), min_size=1, max_size=4),
 )
 def test_no_program_raises_out_of_a_world(family, seed, codes):
     async def attempt() -> None:
