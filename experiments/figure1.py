@@ -49,7 +49,7 @@ def report(config: Any, workdir: Path, say: launcher.Say) -> None:
     (workdir / "report" / "figure1.md").write_text(text + "\n")
 
 
-STAGES = {"warmstart": warmstart.stage, "evaluate": evaluate.stage, "report": report}
+STAGES = {"warmstart": warmstart.use, "evaluate": evaluate.stage, "report": report}
 
 if __name__ == "__main__":
     launcher.main(__file__, STAGES, launcher.choose_variant)

@@ -10,18 +10,19 @@ achieve is the transfer to H0.
 from ml_collections import ConfigDict
 
 from experiments import appworld_4b, launcher
+from experiments.miniworld_policy import warmstart_config
 from harness_s_jax import evaluate, warmstart
 
 
 def get_config(variant: str = "debug") -> ConfigDict:
     """The main experiment's configuration with a policy of its own, judged on validation tasks."""
     config = appworld_4b.get_config(variant)
-    config.warmstart.retrain = True
+    config.warmstart = warmstart_config()
     config.evaluation.split = "validation"
     return config
 
 
-STAGES = {"warmstart": warmstart.stage, "evaluate": evaluate.stage}
+STAGES = {"warmstart": warmstart.make, "evaluate": evaluate.stage}
 
 if __name__ == "__main__":
     launcher.main(__file__, STAGES, lambda: ("debug", "this makes the debug policy"))

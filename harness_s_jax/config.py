@@ -70,8 +70,8 @@ def check_key(config: Mapping[str, Any], key: str) -> None:
 # key -> (lowest, highest) that makes sense; None: no limit. A limit that is a float: so is the key.
 _RANGES: dict[str, tuple[float | None, float | None]] = {
     "evaluation.tasks": (1, 400),
-    "evaluation.attempts": (1, 1000),
-    "evaluation.h0_attempts": (1, 1000),
+    "evaluation.attempts": (3, 1000),
+    "evaluation.h0_attempts": (3, 1000),
     "limits.context_tokens": (16, None),
     "limits.turn_tokens": (1, None),
     "limits.temperature": (0.0, 10.0),

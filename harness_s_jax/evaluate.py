@@ -20,12 +20,13 @@ from typing import Any
 from harness_s_jax import metrics
 from harness_s_jax.analysis import tables
 from harness_s_jax.analysis.records import read_records, record_of
+from harness_s_jax.config import ConfigError
 from harness_s_jax.envs.base import Environment
 from harness_s_jax.envs.miniworld.families import RARE
 from harness_s_jax.envs.miniworld.world import MiniWorldEnvironment
 from harness_s_jax.harness.loop import Limits
 from harness_s_jax.harness.spec import HarnessSpec, load_pool
-from harness_s_jax.model.policy import SHIPPED, load_policy
+from harness_s_jax.model.policy import load_policy, policy_directory
 from harness_s_jax.rollout.group import run_group
 from harness_s_jax.sampler.engine import Engine
 from harness_s_jax.types import AttemptRecord, Codec, Policy, Task
@@ -65,14 +66,14 @@ def evaluate(
     """Runs what `file` does not hold yet; returns all records in the plan's order.
 
     Raises:
-      ValueError: `file` holds records of another pool.
+      ConfigError: `file` holds records of another pool.
       KeyboardInterrupt: interrupted; what had finished is on disk.
     """
     done = {(r.harness, r.task, r.attempt): r for r in read_records(file)}
     hashes = {spec.id: spec.hash for spec in plan.specs}
     for record in done.values():
         if record.harness_hash != hashes.get(record.harness, record.harness_hash):
-            raise ValueError(
+            raise ConfigError(
                 f"{file} was made with another version of harness {record.harness}; "
                 f"give another --workdir or delete the file"
             )
@@ -168,8 +169,11 @@ def stage(config: Any, workdir: Path, say: Callable[[str], None]) -> None:
 
 
 def _evaluate_pool(config: Any, workdir: Path, say: Callable[[str], None]) -> dict[str, float]:
-    own = workdir / "policy"
-    stored = load_policy(own if own.exists() else SHIPPED)
+    directory = policy_directory(workdir, config.policy.checkpoint)
+    try:
+        stored = load_policy(directory)
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"cannot use the policy in {directory}: {e}") from None
     engine = Engine(
         stored.params,
         stored.config,
@@ -198,7 +202,9 @@ def _evaluate_pool(config: Any, workdir: Path, say: Callable[[str], None]) -> di
     )
     begun = time.monotonic()
     file = workdir / f"evaluation-{split}.jsonl"
+    before = len(read_records(file))
     records = evaluate(plan, environment, engine, stored.template, file, say)
+    ran = len(records) - before
     seconds = time.monotonic() - begun
     table = tables.success_table(records, RARE)
     say(f"\n{table}\n")
@@ -209,15 +215,18 @@ def _evaluate_pool(config: Any, workdir: Path, say: Callable[[str], None]) -> di
         f"evaluate: {len(records)} attempts in {file}; {engine.stats.sampled_tokens} tokens "
         f"sampled and {engine.stats.prefilled_tokens} read in {seconds:.1f} s"
     )
-    return _metrics(records, engine, seconds)
+    return _metrics(records, ran, engine, seconds)
 
 
-def _metrics(records: Sequence[AttemptRecord], engine: Engine, seconds: float) -> dict[str, float]:
+def _metrics(
+    records: Sequence[AttemptRecord], ran: int, engine: Engine, seconds: float
+) -> dict[str, float]:
+    """`ran` attempts of the records were run now, in `seconds`; the others before."""
     table = tables.counts(records)
     none = tables.counts(tables.split_by_need(records, RARE)["none"])
     values: dict[str, float] = {}
-    for harness in table:
-        average, passed = tables.success(table[harness], 3)
+    for harness in dict.fromkeys(r.harness for r in records):
+        average, passed = tables.success(table.get(harness, {}), 3)
         values[f"eval/{harness}/avg_at_3"] = average.mean
         values[f"eval/{harness}/pass_at_3"] = passed.mean
         values[f"eval/{harness}/none_avg_at_3"] = tables.success(none.get(harness, {}), 3)[0].mean
@@ -225,8 +234,8 @@ def _metrics(records: Sequence[AttemptRecord], engine: Engine, seconds: float) -
             r.outcome == "infra" for r in records if r.harness == harness
         )
     values["rollout/attempts"] = len(records)
-    values["rollout/attempts_per_s"] = len(records) / seconds
-    values["rollout/context_tokens_mean"] = sum(r.context_tokens for r in records) / len(records)
+    values["rollout/attempts_per_s"] = ran / seconds
+    values["rollout/context_tokens_mean"] = tables.mean_tokens(records)
     values["sampler/sampled_tokens"] = engine.stats.sampled_tokens
     values["sampler/prefilled_tokens"] = engine.stats.prefilled_tokens
     values["sampler/tokens_per_s"] = engine.stats.sampled_tokens / seconds

@@ -57,7 +57,7 @@ def stage(workdir: Path, name: str) -> Iterator[dict[str, float]]:
 
 
 def write(workdir: Path, stage: str, values: Mapping[str, float]) -> None:
-    """Appends a line to `<workdir>/metrics.jsonl`. NaN becomes null.
+    """Appends a line to `<workdir>/metrics.jsonl`. What is not finite becomes null.
 
     Raises:
       ValueError: a name that is not declared above.
@@ -65,7 +65,7 @@ def write(workdir: Path, stage: str, values: Mapping[str, float]) -> None:
     for name in values:
         if not known(name):
             raise ValueError(f"got the metric {name}; declare it in metrics.METRICS")
-    clean = {k: None if math.isnan(v) else v for k, v in values.items()}
+    clean = {k: v if math.isfinite(v) else None for k, v in values.items()}
     with (workdir / "metrics.jsonl").open("a") as out:
         out.write(json.dumps({"time": round(time.time(), 3), "stage": stage, **clean}) + "\n")
 

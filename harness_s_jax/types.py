@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -100,7 +101,8 @@ class AttemptKey:
     attempt: int
 
     def __str__(self) -> str:
-        return f"{self.run_seed}/{self.stage}/{self.step}/{self.task_id}/{self.attempt}"
+        """Equal only for equal keys, whatever a stage or a task is called."""
+        return json.dumps([self.run_seed, self.stage, self.step, self.task_id, self.attempt])
 
     def seed(self, turn: int) -> tuple[int, int]:
         """Two uint32 words for the tokens of one turn (contract 6 of the design)."""

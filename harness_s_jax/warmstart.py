@@ -22,6 +22,7 @@ import optax
 from harness_s_jax import batch as batching
 from harness_s_jax import metrics
 from harness_s_jax.analysis.records import behaviour_rates, record_of
+from harness_s_jax.config import ConfigError
 from harness_s_jax.envs.miniworld import world as miniworld
 from harness_s_jax.envs.miniworld.apps import APIS
 from harness_s_jax.envs.miniworld.families import BEHAVIOURS, FAMILIES, VOCABULARY
@@ -32,7 +33,7 @@ from harness_s_jax.learner import supervised
 from harness_s_jax.learner.checkpoint import checkpoints
 from harness_s_jax.model import qwen3_5
 from harness_s_jax.model.config import Qwen35Config
-from harness_s_jax.model.policy import SHIPPED, save_policy
+from harness_s_jax.model.policy import policy_directory, save_policy
 from harness_s_jax.model.template import ChatTemplate, embedded_template
 from harness_s_jax.model.tokenizer import SentencePieceTokenizer, train_sentencepiece
 from harness_s_jax.rollout.attempt import run_attempt
@@ -230,20 +231,24 @@ def run(config: Any, directory: Path, saved: Path, say: Callable[[str], None]) -
     (directory / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def stage(config: Any, workdir: Path, say: Callable[[str], None]) -> None:
-    """Uses the shipped policy, or makes one in the workdir where `warmstart.retrain` says so."""
+def make(config: Any, workdir: Path, say: Callable[[str], None]) -> None:
+    """Stage: makes the policy in the workdir, unless it is there already."""
     with metrics.stage(workdir, "warmstart"):
-        _make_or_load(config, workdir, say)
+        if not (workdir / "policy").exists():
+            part = workdir / "policy.part"
+            run(config.warmstart, part, workdir / "checkpoints" / "warmstart", say)
+            part.rename(workdir / "policy")
+        use(config, workdir, say)
 
 
-def _make_or_load(config: Any, workdir: Path, say: Callable[[str], None]) -> None:
-    own = workdir / "policy"
-    if config.warmstart.retrain and not own.exists():
-        part = workdir / "policy.part"
-        run(config.warmstart.recipe, part, workdir / "checkpoints" / "warmstart", say)
-        part.rename(own)
-    report = json.loads(((own if own.exists() else SHIPPED) / REPORT_FILE).read_text())
+def use(config: Any, workdir: Path, say: Callable[[str], None]) -> None:
+    """Stage: says which warm-started policy the run uses."""
+    directory = policy_directory(workdir, config.policy.checkpoint)
+    try:
+        report = json.loads((directory / REPORT_FILE).read_text())
+    except (OSError, json.JSONDecodeError) as e:
+        raise ConfigError(f"no warm-started policy in {directory}: {e}") from None
     say(
-        f"warmstart: {'own' if own.exists() else 'shipped'} policy, {report['parameters']} "
-        f"parameters, vocabulary {report['vocabulary']}, made in {report['seconds']:.0f} s"
+        f"warmstart: policy {directory}, {report['parameters']} parameters, "
+        f"vocabulary {report['vocabulary']}, made in {report['seconds']:.0f} s"
     )

@@ -274,7 +274,6 @@ def test_every_metric_of_an_evaluation_is_declared(tmp_path: Path, whole):
     assert line["eval/h0/none_avg_at_3"] is not None
 
 
-@pytest.mark.xfail(strict=True, reason="evaluate._metrics: a harness that was all lost is left out")
 def test_a_harness_that_was_all_lost_is_reported(tmp_path: Path):
     few = dataclasses.replace(PLAN, tasks=PLAN.tasks[:1])
     records = run(tmp_path / "r.jsonl", Actor(broken="docs_gate"), plan=few)

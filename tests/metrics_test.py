@@ -59,7 +59,6 @@ def test_nan_becomes_null_and_lines_are_appended(tmp_path: Path):
     assert first["time"] <= second["time"]
 
 
-@pytest.mark.xfail(strict=True, reason="metrics.write: infinity is written as `Infinity`, no JSON")
 def test_infinity_is_plain_json_too(tmp_path: Path):
     metrics.write(tmp_path, "evaluate", {"rollout/attempts_per_s": math.inf})
     assert lines(tmp_path)[0]["rollout/attempts_per_s"] is None

@@ -23,10 +23,13 @@ def shown(trajectory: Trajectory) -> frozenset[str]:
 
 
 def _looked_back(view: EpisodeView) -> bool:
-    """Some accepted write was followed by a read of the same app that names no page."""
+    """Some accepted write was followed by a read of the same app that names no page.
+
+    A new password is no write to look back at: what follows it is the work itself.
+    """
     written: set[str] = set()
     for call in view.calls:
-        if call.ok and call.writes:
+        if call.ok and call.writes and call.api != "reset_password":
             written.add(call.app)
         elif call.ok and call.app in written and call.page is None and call.api != "login":
             return True

@@ -55,6 +55,8 @@ def behaviour_rates(
     seen: Counter[tuple[str, str]] = Counter()
     total: Counter[tuple[str, str]] = Counter()
     for record in records:
+        if record.outcome == "infra":
+            continue
         for name in behaviours:
             place = name, "needed" if name in record.needs else "not needed"
             total[place] += 1

@@ -56,9 +56,15 @@ def success_table(records: Sequence[AttemptRecord], rare: Sequence[str], k: int 
         needy, _ = success(parts["needy"].get(harness, {}), k)
         none, _ = success(parts["none"].get(harness, {}), k)
         fixed, broken = locality(parts["all"], harness)
-        tokens = np.mean([r.context_tokens for r in records if r.harness == harness])
+        tokens = mean_tokens([r for r in records if r.harness == harness])
         rows.append([harness, average, passed, needy, none, fixed, broken, f"{tokens:.0f}"])
     return markdown(head, rows)
+
+
+def mean_tokens(records: Sequence[AttemptRecord]) -> float:
+    """Context tokens of an attempt that was not lost; NaN without one."""
+    tokens = [r.context_tokens for r in records if r.outcome != "infra"]
+    return float(np.mean(tokens)) if tokens else float("nan")
 
 
 def family_table(records: Sequence[AttemptRecord]) -> str:
@@ -105,12 +111,13 @@ def coverage(table: Counts, siblings: Sequence[str]) -> dict[str, Interval]:
     Both are unbiased; "difference" is paired by task. Needs len(siblings) attempts under H0.
     """
     k = len(siblings)
+    base = table.get(BASE, {})
     tasks = [
-        t for t, (_, n) in table[BASE].items()
-        if n >= k and all(table[s].get(t, (0, 0))[1] for s in siblings)
+        t for t, (_, n) in base.items()
+        if n >= k and all(table.get(s, {}).get(t, (0, 0))[1] for s in siblings)
     ]  # fmt: skip
     union = [union_coverage([table[s][t][0] / table[s][t][1] for s in siblings]) for t in tasks]
-    resampled = [pass_at_k(table[BASE][t][1], table[BASE][t][0], k) for t in tasks]
+    resampled = [pass_at_k(base[t][1], base[t][0], k) for t in tasks]
     return {
         "union": bootstrap(union),
         "h0 resampled": bootstrap(resampled),

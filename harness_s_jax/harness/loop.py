@@ -93,16 +93,17 @@ async def run_episode(
             end = "done"
             break
 
+        if number == task.max_turns:
+            break
         after = EpisodeView(tuple(turns), task.max_turns)
         added = ops.after_observation(spec.operations, after, firings)
         shown = "\n".join([observation.text, *(effect.text for _, effect in added)])
+        response = codec.tool_response(shown, ended=sample.stopped)
+        if len(ledger) + len(response) >= limits.context_tokens:
+            end = "tokens"
+            break
+        ledger.append_text(response)
         turns[-1] = Turn(text, action.call, observation, _names(spec, fired + added))
-        if number < task.max_turns:
-            response = codec.tool_response(shown, ended=sample.stopped)
-            if len(ledger) + len(response) >= limits.context_tokens:
-                end = "tokens"
-                break
-            ledger.append_text(response)
 
     return Episode((ledger.segment(),), tuple(turns), end)
 

@@ -116,7 +116,8 @@ def _fires(i: int, op: Remind | Gate | FinishCheck, view: EpisodeView, firings: 
     now = predicates.turn(view)
     if firings.count.get(i, 0) >= op.max_times:
         return False
-    if isinstance(op, Remind) and now - firings.last_turn.get(i, now - 99) <= op.cooldown:
+    quiet = op.cooldown if isinstance(op, Remind) else 0
+    if i in firings.last_turn and now - firings.last_turn[i] <= quiet:
         return False
     if not predicates.parse(op.when)(view):
         return False

@@ -11,6 +11,7 @@ import ast
 import functools
 import operator
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -92,7 +93,7 @@ def called(view: EpisodeView, api: str) -> bool:
 def proposes(view: EpisodeView, api: str) -> bool:
     """The proposed program calls an API of this name."""
     text = "\n".join(view.proposed.arguments.values()) if view.proposed else ""
-    return re.search(rf"\b{re.escape(api)}\s*\(", text) is not None
+    return re.search(rf"\b{re.escape(api)}[\s\\]*\(", text) is not None
 
 
 FACTS: dict[str, Callable[[EpisodeView], bool | int]] = {
@@ -122,7 +123,9 @@ def parse(text: str) -> Condition:
     if len(text) > MAX_LENGTH:
         raise ValueError(f"got a condition of {len(text)} characters; at most {MAX_LENGTH}")
     try:
-        tree = ast.parse(text, mode="eval")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an odd escape in quoted text is no concern here
+            tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ValueError(f"got the condition {text!r}; it is not an expression") from None
     if sum(1 for _ in ast.walk(tree)) > MAX_NODES:

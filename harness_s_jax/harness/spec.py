@@ -39,11 +39,17 @@ def _operation(
     }
 
 
+OPERATION_SCHEMAS = {
+    "section": _operation("section", {"text": _TEXT}, {}),
+    "remind": _operation("remind", _CONDITIONAL, {"cooldown": {"type": "integer", "minimum": 0}}),
+    "gate": _operation("gate", _CONDITIONAL, {}),
+    "finish_check": _operation("finish_check", _CONDITIONAL, {}),
+}
 SCHEMA = {
     "type": "object",
     "properties": {
         "version": {"const": VERSION},
-        "id": {"type": "string", "pattern": "^[a-z0-9][a-z0-9_.-]{0,63}$"},
+        "id": {"type": "string", "pattern": r"^[a-z0-9][a-z0-9_.-]{0,63}\Z"},
         "parent": {"type": ["string", "null"]},
         "direction": {"type": ["string", "null"]},
         "hypothesis": {"type": "string", "maxLength": 400},
@@ -52,14 +58,9 @@ SCHEMA = {
             "type": "array",
             "maxItems": 12,
             "items": {
-                "oneOf": [
-                    _operation("section", {"text": _TEXT}, {}),
-                    _operation(
-                        "remind", _CONDITIONAL, {"cooldown": {"type": "integer", "minimum": 0}}
-                    ),
-                    _operation("gate", _CONDITIONAL, {}),
-                    _operation("finish_check", _CONDITIONAL, {}),
-                ]
+                "type": "object",
+                "properties": {"op": {"enum": list(KINDS)}},
+                "required": ["op"],
             },
         },
     },
@@ -111,13 +112,10 @@ def from_dict(content: Mapping[str, Any]) -> HarnessSpec:
         names the place.
     """
     name = content.get("id") if isinstance(content, Mapping) else None
-    errors = list(jsonschema.Draft202012Validator(SCHEMA).iter_errors(content))
-    if errors:
-        worst = best_match(errors)
-        where = "/".join(str(p) for p in worst.absolute_path) or "the top"
-        raise ValueError(f"harness {name}: at {where}: {worst.message}")
+    _check(name, content, SCHEMA, "")
     operations = []
     for i, item in enumerate(content["operations"]):
+        _check(name, item, OPERATION_SCHEMAS[item["op"]], f"operations/{i}/")
         operation = KINDS[item["op"]](**{k: v for k, v in item.items() if k != "op"})
         if not isinstance(operation, Section):
             try:
@@ -135,9 +133,20 @@ def from_dict(content: Mapping[str, Any]) -> HarnessSpec:
     )
 
 
+def _check(name: Any, content: Any, schema: Mapping[str, Any], where: str) -> None:
+    worst = best_match(jsonschema.Draft202012Validator(schema).iter_errors(content))
+    if worst is not None:
+        place = where + "/".join(str(p) for p in worst.absolute_path)
+        raise ValueError(f"harness {name}: at {place.rstrip('/') or 'the top'}: {worst.message}")
+
+
 def load(path: Path) -> HarnessSpec:
     """Reads one YAML file; the file is named after the id. Raises ValueError, OSError."""
-    spec = from_dict(yaml.safe_load(path.read_text()))
+    try:
+        content = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as e:
+        raise ValueError(f"{path}: not YAML: {e}") from None
+    spec = from_dict(content)
     if spec.id != path.stem:
         raise ValueError(f"{path}: got id {spec.id!r}; a harness file is named after its id")
     return spec
@@ -153,7 +162,11 @@ def load_pool(directory: Path = POOL) -> tuple[HarnessSpec, tuple[HarnessSpec, .
     if "h0" not in specs:
         raise ValueError(f"got no h0.yaml in {directory}; a pool needs its base harness")
     h0 = specs.pop("h0")
+    if h0.operations or h0.parent:
+        raise ValueError("harness h0: the base harness has no parent and no operations")
     for spec in specs.values():
+        if spec.parent != "h0" and spec.parent not in specs:
+            raise ValueError(f"harness {spec.id}: its parent {spec.parent!r} is not in the pool")
         if spec.system != h0.system:
             raise ValueError(f"harness {spec.id}: its system text is not H0's; use a section")
     return h0, tuple(specs.values())

@@ -24,6 +24,14 @@ class StoredPolicy:
     template: ChatTemplate
 
 
+def policy_directory(workdir: Path, checkpoint: str) -> Path:
+    """Where a run's policy is: its own if it made one, else `checkpoint`, else the shipped one."""
+    own = workdir / "policy"
+    if own.exists():
+        return own
+    return Path(checkpoint) if checkpoint else SHIPPED
+
+
 def load_policy(directory: Path) -> StoredPolicy:
     """Raises ValueError or OSError with a sentence that names what is missing or wrong."""
     config, params = hf_io.load(directory)

@@ -40,11 +40,13 @@ async def run_attempt(
     problem = ""
     for _ in range(infra_retries + 1):
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(deadline_s) as deadline:
                 episode, verdict = await _once(spec, task, environment, policy, codec, key, limits)
         except InfraError as e:
             problem = str(e)
         except TimeoutError:
+            if not deadline.expired():
+                raise  # a world's or a policy's own, which is a bug: theirs is InfraError
             problem = f"the host's deadline of {deadline_s} s passed"
         else:
             return _trajectory(key, task, spec, episode, verdict)
@@ -77,7 +79,7 @@ def _trajectory(
         outcome = Outcome.SOLVED
     else:
         outcome = Outcome.FAILED if episode.end == "done" else Outcome.LIMIT
-    detail = verdict.detail if episode.end == "done" else f"out of {episode.end}"
+    out = "" if episode.end == "done" else f"out of {episode.end}"
     return Trajectory(
         key=key,
         task=task,
@@ -87,5 +89,5 @@ def _trajectory(
         turns=episode.turns,
         outcome=outcome,
         reward=verdict.reward,
-        detail=detail,
+        detail="; ".join(part for part in (out, verdict.detail) if part),
     )

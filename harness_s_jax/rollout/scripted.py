@@ -67,9 +67,11 @@ class ScriptedPolicy:
         with contextlib.suppress(StopIteration):  # a script at its end says the same again
             self._program = next(self._script) if first else self._script.send(_observed(text))
         call = write_action(ToolCall("execute", {"code": self._program}))
-        ids_T = np.asarray([*self._codec.encode(call), self._stop_id], np.int32)
+        said_T = np.asarray([*self._codec.encode(call), self._stop_id], np.int32)
+        ids_T = said_T[: request.max_tokens]
         self._read = len(request.ids_T) + len(ids_T)
-        return Sample(ids_T, np.zeros(len(ids_T), np.float32), 0, stopped=True)
+        stopped = len(ids_T) == len(said_T)
+        return Sample(ids_T, np.zeros(len(ids_T), np.float32), 0, stopped)
 
     def release(self, session: str) -> None:
         """Nothing is held."""

@@ -94,18 +94,9 @@ def gold(family: str) -> set[str]:
     return seen(*turns)
 
 
-BROKEN = pytest.mark.xfail(
-    strict=True,
-    reason="behaviour._looked_back: reading the mail looks back at reset_password, a write",
-)
-
-
 @pytest.mark.parametrize(
     "family",
-    [
-        pytest.param(f, marks=BROKEN) if f == "mail_recover" else f
-        for f in sorted({t.family for t in MiniWorldEnvironment().tasks("test", 60)})
-    ],
+    sorted({t.family for t in MiniWorldEnvironment().tasks("test", 60)}),
 )
 def test_gold_programs_show_exactly_what_the_family_needs(family: str):
     needs = FAMILIES[family].needs

@@ -125,7 +125,6 @@ def test_behaviour_rates_by_need():
     assert behaviour_rates([], ["docs"]) == {"docs": {}}
 
 
-@pytest.mark.xfail(strict=True, reason="records.behaviour_rates: lost attempts count as not shown")
 def test_lost_attempts_say_nothing_about_behaviour():
     rows = [some(1, shown=("docs",)), some(2, outcome="infra")]
     assert behaviour_rates(rows, ["docs"])["docs"]["needed"] == 1.0

@@ -98,10 +98,6 @@ def test_coverage_pairs_union_and_resampling_by_task():
     assert (got["difference"].low, got["difference"].high) == (-0.5, 1.0)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=KeyError,
-    reason="tables.coverage: a harness whose attempts were all lost is not in counts()",
-)  # fmt: skip
 def test_coverage_with_a_sibling_that_was_all_lost():
     table = tables.counts([*attempts("h0", "a", [1]), lost("s", "a")])
     assert tables.coverage(table, ["s"])["union"].n == 0
@@ -133,7 +129,6 @@ def test_a_lost_harness_keeps_its_row_and_is_no_zero():
     assert "0.0 [" not in last
 
 
-@pytest.mark.xfail(strict=True, reason="tables.success_table: mean tokens count lost attempts as 0")
 def test_lost_attempts_leave_the_mean_of_tokens():
     rows = [*attempts("h0", "a", [1, 1, 1], tokens=100), lost("h0", "a", tokens=0)]
     last = tables.success_table(rows, RARE).splitlines()[-1]

@@ -212,10 +212,6 @@ def test_a_bug_keeps_its_traceback(run: Run, tmp_path: Path):
         run(f"--workdir={tmp_path}", stages={"evaluate": buggy})
 
 
-@pytest.mark.xfail(
-    strict=True, raises=ValueError,
-    reason="evaluate.evaluate: raises a bare ValueError for another pool; ConfigError is caught",
-)  # fmt: skip
 def test_records_of_another_pool_are_refused_in_a_sentence(run: Run, tmp_path: Path):
     first = {
         "harness": "h0", "harness_hash": "old", "task": "t", "family": "f", "needs": [],

@@ -310,11 +310,6 @@ def test_reminders_respect_max_times_and_cooldown(max_times, cooldown, turns_fir
     assert world.acts == list("abcdefgh")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="ops._fires: a reminder that has not fired counts as fired 99 turns ago, so one with a "
-    "cooldown of 99 or more, which the schema allows, never fires",
-)
 def test_a_long_cooldown_does_not_keep_a_reminder_from_its_first_time():
     episode, _, _ = run(spec(Remind("1", "Look.", 1, 99)), says(*"abcd"))
     assert episode.turns[0].effects == ("remind.0",)
@@ -408,11 +403,6 @@ def test_a_gated_world_is_untouched():
     asyncio.run(attempt())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="loop.run_episode names reminders in Turn.effects of the last turn, or of the turn "
-    "that fills the context, though the policy never reads them",
-)
 @pytest.mark.parametrize(("turns", "room"), [(1, 10_000), (3, 140)])
 def test_effects_name_only_what_the_policy_has_read(turns, room):
     limits = Limits(room, 1_000)
@@ -544,11 +534,6 @@ def test_seeds_are_the_same_for_ever():
     assert str(KEY) == "7/train/3/fake/train/one/0/2"
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="types.AttemptKey.__str__ joins fields that may hold '/', so different keys can have "
-    "one name and one seed",
-)
 def test_keys_with_slashes_stay_apart():
     one, two = AttemptKey(0, "a", 1, "2/t", 3), AttemptKey(0, "a/1", 2, "t", 3)
     assert str(one) != str(two)

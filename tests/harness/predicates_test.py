@@ -234,11 +234,6 @@ def test_no_text_does_more_than_parse_or_be_refused(text, view):
     assert isinstance(condition(view), bool | int)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="predicates.parse lets ast.parse warn: a condition with a backslash is accepted or "
-    "refused depending on the process's warning filters",
-)
 def test_parsing_does_not_warn():
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

@@ -101,11 +101,6 @@ def test_a_pool_needs_h0_and_its_system_text(tmp_path):
     assert h0.hash == one.hash
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=yaml.YAMLError,
-    reason="spec.load says ValueError, OSError, but yaml.YAMLError comes out",
-)
 def test_a_file_that_is_no_yaml_is_a_value_error(tmp_path):
     file = tmp_path / "one.yaml"
     file.write_text("id: [unclosed")
@@ -150,11 +145,6 @@ def test_a_refusal_names_the_harness_and_the_place(changes, place):
         from_dict(content(**changes))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="spec.from_dict: for oneOf jsonschema's best_match stops at the operation and says only "
-    "that it is not valid under any of the given schemas",
-)
 @pytest.mark.parametrize(
     ("field", "wrong"), [("max_times", 0), ("max_times", "1"), ("text", "x" * 401), ("when", 1)]
 )
@@ -175,9 +165,6 @@ def test_what_is_no_mapping_is_refused(wrong):
         from_dict(wrong)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="in SCHEMA the id's pattern ends in $, which a newline may follow"
-)
 def test_an_id_does_not_end_in_a_newline():
     with pytest.raises(ValueError, match="at id:"):
         from_dict(content(id="one\n"))

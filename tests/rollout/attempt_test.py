@@ -29,7 +29,7 @@ from harness_s_jax.types import (
 )
 
 KEY = AttemptKey(7, "train", 3, "fake/train/one/0", 2)
-SESSION = "7/train/3/fake/train/one/0/2/h0"
+SESSION = "[7, "train", 3, "fake/train/one/0", 2]/h0"
 SPEC = HarnessSpec("h0", None, None, "", "Solve.")
 WIDE = Limits(10_000, 1_000)
 TASK = Task("fake/train/one/0", "fake", "train", "one", "Do it.", 3)
@@ -289,11 +289,6 @@ def test_other_exceptions_come_out_at_once(place, error):
     assert script.events.count("close") == (0 if place == "open" else 1)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="rollout.attempt.run_attempt takes every TimeoutError, also one that a world or a "
-    "policy raises by itself, for its own deadline",
-)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_time_out_that_is_not_the_deadline_is_not_called_so(place):
     script = Script(on={place: breaks(TimeoutError("a socket's"))})

@@ -208,19 +208,11 @@ def test_told_what_a_task_needs_it_solves_the_task(family):
 
 
 _NEEDS = [(f.name, b) for f in FAMILIES.values() for b in sorted(f.needs)]
-_TOO_LATE = pytest.param(
-    "wallet_pay",
-    "follow_up",
-    marks=pytest.mark.xfail(
-        strict=True,
-        reason="scripts._checked_finish looks a second time after a challenge though it has looked "
-        "before; wallet_pay has no turn for that, so no follow_up check can repair it",
-    ),
-)
 
 
 @pytest.mark.parametrize(
-    ("family", "late"), [n for n in _NEEDS if n != ("wallet_pay", "follow_up")] + [_TOO_LATE]
+    ("family", "late"),
+    [n for n in _NEEDS if n != ("wallet_pay", "follow_up")] + [("wallet_pay", "follow_up")],
 )
 def test_one_need_told_only_at_its_moment_is_soon_enough(family, late):
     others = [section(b) for b in sorted(FAMILIES[family].needs - {late})]
@@ -278,11 +270,6 @@ def test_a_blocked_call_is_not_taken_for_a_success():
     assert done.outcome == Outcome.SOLVED
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="ScriptedPolicy.sample ignores request.max_tokens, so a demonstration can exceed "
-    "limits.context_tokens",
-)
 @pytest.mark.parametrize("room", [1, 20, 120])
 def test_it_keeps_to_max_tokens(room):
     (task,) = tasks_of("price", 1)

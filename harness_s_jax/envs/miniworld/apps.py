@@ -8,6 +8,7 @@ a mail may come late, or never.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -67,7 +68,10 @@ class Desk:
         found = APIS.get(app, {}).get(api)
         if found is None:
             raise ApiError(f"no API {app}.{api}")
-        bound = dict(zip(found.parameters, args, strict=False)) | kwargs
+        bound = dict(zip(found.parameters, args, strict=False))
+        if twice := bound.keys() & kwargs.keys():
+            raise ApiError(f"{app}.{api} got {min(twice)} twice")
+        bound |= kwargs
         page = bound.get("page") if found.paged else None
         try:
             result = self._run(f"{app}.{api}", app, found, args, bound)
@@ -91,13 +95,16 @@ class Desk:
             raise ApiError("missing or wrong argument ver")
         if api.login and app not in self.logged_in:
             raise ApiError(f"not logged in to {app}")
-        bound.pop("ver", None)
+        bound = {k: v for k, v in bound.items() if k != "ver"}
         missing = [p for p in api.parameters if p not in bound and p != "answer"]
         if missing:
             raise ApiError(f"missing argument {missing[0]}")
         if api.paged and not (isinstance(bound["page"], int) and bound["page"] >= 0):
             raise ApiError("page must be 0 or more")
         if api.writes and self.lost.get(name, 0) < self.quirks.dropped.get(name, 0):
+            trial = copy.copy(self)
+            trial.state = copy.deepcopy(self.state)
+            api.run(trial, **bound)  # a write that is wrong is refused, not lost
             self.lost[name] = self.lost.get(name, 0) + 1
             return None  # accepted, and never applied: only a look afterwards shows it
         return api.run(self, **bound)

@@ -202,7 +202,7 @@ def _build_mail_wait(r: random.Random) -> Instance:
 
 
 def _build_mail_patient(r: random.Random) -> Instance:
-    turns, word = r.randrange(4, 7), r.choice(WORDS)
+    turns, word = r.randrange(4, 7), r.choice(WORDS + SONGS + ITEMS)
     quirks = Quirks(mail_after=turns - 1, mail_word=word)
     text = f"Wait for a mail from {r.choice(PEOPLE)} and answer its word."
     return Instance(text, {"turns": turns}, {}, quirks, answer=word, turns=turns)
@@ -234,7 +234,7 @@ def _build_approve_all(r: random.Random) -> Instance:
     return Instance("Approve all requests.", facts, state, quirks, changes)
 
 
-# --- families that need none of them, and that a needless repair breaks ---------------------------
+# --- families that need none of them; a needless repair breaks most -------------------------------
 
 
 def _build_first_page(app: str, long: str, entries: list[str], what: str):
@@ -249,6 +249,8 @@ def _build_first_page(app: str, long: str, entries: list[str], what: str):
 def _build_either(app: str, lists: tuple[str, str], entries: list[str], text: str):
     def build(r: random.Random) -> Instance:
         first, second = r.sample(entries, 3), r.sample(entries, 3)
+        while set(first) == set(second):
+            second = r.sample(entries, 3)
         state = {app: {lists[0]: first, lists[1]: second}}
         facts = {"app": app, "lists": lists}
         return Instance(text, facts, state, answer=len({*first, *second}))
@@ -282,14 +284,14 @@ def _build_price(r: random.Random) -> Instance:
 
 
 def _build_mail_latest(r: random.Random) -> Instance:
-    word = r.choice(WORDS)
+    word = r.choice(WORDS + SONGS + ITEMS)
     instance = Instance("Answer the latest mail's word.", {}, {"mail": {"latest": word}})
     instance.answer = word
     return _saved(r, "mail", instance)
 
 
 def _build_mail_recover(r: random.Random) -> Instance:
-    word = r.choice(WORDS)
+    word = r.choice(WORDS + SONGS + ITEMS)
     instance = Instance("Answer the latest mail's word.", {}, {"mail": {"latest": word}})
     instance.answer = word
     return _then_text(r, _stale(r, "mail", instance))

@@ -15,7 +15,10 @@ Shows = Callable[[str], bool]
 
 
 def _finish(
-    facts: Mapping[str, Any], shows: Shows, answer: str = "", second_look: Script | None = None
+    facts: Mapping[str, Any],
+    shows: Shows,
+    answer: str = "",
+    second_look: Generator[str, str, bool] | None = None,
 ) -> Script:
     """Completes the task, with the second part if it is remembered.
 
@@ -39,18 +42,23 @@ def _read_pages(name: str, call: str, shows: Shows) -> Script:
         yield f"for p in range(1, 9): {name} += {call}(page=p)"
 
 
-def _look_back(facts: Mapping[str, Any], shows: Shows, write: str, look: str) -> Script:
-    """After a write: looks whether it happened, and repeats it if it was lost."""
-    if shows("verify"):
-        seen = yield look
-        if facts["lost"](seen):
-            yield write
+def _look_back(
+    facts: Mapping[str, Any], shows: Shows, write: str, look: str
+) -> Generator[str, str, bool]:
+    """After a write: looks whether it happened, and repeats it if it was lost. Returns whether."""
+    if not shows("verify"):
+        return False
+    seen = yield look
+    if facts["lost"](seen):
+        yield write
+    return True
 
 
 def _checked_finish(facts: Mapping[str, Any], shows: Shows, write: str, look: str) -> Script:
-    """Looks back at a write, then completes; a challenged completion looks back once more."""
-    yield from _look_back(facts, shows, write, look)
-    yield from _finish(facts, shows, second_look=_look_back(facts, shows, write, look))
+    """Looks back at a write, then completes; a challenge makes up for a look that was missed."""
+    looked = yield from _look_back(facts, shows, write, look)
+    again = None if looked else _look_back(facts, shows, write, look)
+    yield from _finish(facts, shows, second_look=again)
 
 
 def _documented(app: str, api: str, arguments: str, shows: Shows) -> Generator[str, str, str]:

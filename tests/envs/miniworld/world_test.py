@@ -146,11 +146,6 @@ def test_a_needless_behaviour_breaks_the_families_that_need_none(family, misled)
         assert not play(family, seed, misled.__eq__)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="families._build_either draws the same three entries twice now and then (either_mail, "
-    "seed 66), and then `joint` does not mislead",
-)
 def test_joint_breaks_every_instance_of_either():
     for seed in range(100):
         assert not play("either_mail", seed, "joint".__eq__), seed
@@ -166,11 +161,6 @@ def test_recovery_breaks_try_login_where_the_password_is_stale():
     assert min(answers["yes"], answers["no"]) > 10
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="families.mail_latest stands among the families that a needless repair breaks, and no "
-    "behaviour breaks it",
-)
 def test_a_needless_behaviour_breaks_mail_latest():
     assert not all(play("mail_latest", seed, b.__eq__) for seed in range(20) for b in BEHAVIOURS)
 
@@ -257,11 +247,6 @@ def test_wrong_splits_and_counts_are_refused():
         ENVIRONMENT.tasks("test", 401)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="MiniWorldEnvironment.tasks(count=-1) gives all tasks drawn so far but one, so it "
-    "depends on earlier calls",
-)
 def test_a_negative_count_is_refused():
     with pytest.raises(ValueError, match="got count -1"):
         ENVIRONMENT.tasks("test", -1)
@@ -435,11 +420,6 @@ def test_finishes_reads_the_program():
     assert not ENVIRONMENT.finishes(ToolCall("shell", {}))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="MiniWorldEnvironment.finishes misses `complete_task (`, which completes the task and "
-    "so slips past a finish check",
-)
 @pytest.mark.parametrize("blank", [" ", "\\\n"])
 def test_finishes_sees_every_completion(blank):
     program = call(f"apis.supervisor.complete_task{blank}()")
@@ -510,11 +490,6 @@ def test_a_lost_write_looks_like_any_other_until_one_looks():
     asyncio.run(attempt())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Desk._run drops a write before the API looks at its arguments, so a malformed first "
-    "write is accepted and uses up the loss",
-)
 def test_a_lost_write_still_has_its_arguments_checked():
     (log,) = calls_of("wallet_pay", 0, "apis.wallet.pay(to='', amount=-5)")
     assert not log.ok
@@ -555,11 +530,6 @@ def test_api_errors_are_sentences(program, sentence):
     assert (seen.text, seen.error, seen.done) == (sentence, True, False)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Desk.call merges positional and named arguments, so an argument given twice is "
-    "silently the named one",
-)
 def test_an_argument_given_twice_is_an_error():
     async def attempt() -> Observation:
         return await (await ENVIRONMENT.open(task_of("price", 0))).act(
