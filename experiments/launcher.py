@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.util
 import json
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +45,30 @@ def main(file: str, stages: Mapping[str, Stage], choose: Callable[[], tuple[str,
     try:
         config, workdir, chosen = _read_flags(path, list(stages), choose)
         _prepare(config, workdir)
-        for name in chosen:
-            started = time.monotonic()
-            stages[name](config, workdir, say)
-            say(f"{name}: {time.monotonic() - started:.1f} s")
+        with _alone(workdir):
+            for name in chosen:
+                started = time.monotonic()
+                stages[name](config, workdir, say)
+                say(f"{name}: {time.monotonic() - started:.1f} s")
     except (Refusal, configs.ConfigError) as e:
         print(f"{Path(path).stem}: {e}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         say("interrupted; the same command goes on from here")
         sys.exit(130)
+
+
+@contextlib.contextmanager
+def _alone(workdir: Path) -> Iterator[None]:
+    """Keeps other processes out of the workdir: two would write the same attempts twice."""
+    with (workdir / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refusal(
+                f"{workdir} is in use by another process; wait for it or give another --workdir"
+            ) from None
+        yield
 
 
 def choose_variant() -> tuple[str, str]:

@@ -61,7 +61,7 @@ class Actor:
     async def sample(self, request: SampleRequest) -> Sample:
         name = request.session
         if name not in self.open:
-            task = next(t for id_, t in self.tasks.items() if f"/{id_}/" in name)
+            task = next(t for id_, t in self.tasks.items() if json.dumps(id_) in name)
             instance = build(task.family, task.payload["seed"])
             rng = random.Random(name)
             self.open[name] = ScriptedPolicy(task, instance, Bytes(), STOP, RATES, rng)
@@ -216,7 +216,7 @@ def test_infrastructure_failures_are_retried_with_the_same_dice(tmp_path: Path, 
 
 def test_a_lost_attempt_is_infra_and_no_zero_in_the_table(tmp_path: Path, whole):
     lost = PLAN.tasks[1].id
-    policy = Actor(broken=f"/{lost}/[0-9]+/h0$")
+    policy = Actor(broken=f"{re.escape(json.dumps(lost))}.*/h0$")
     file = tmp_path / "records.jsonl"
     records = run(file, policy)
     gone = [r for r in records if (r.harness, r.task) == ("h0", lost)]
@@ -224,7 +224,7 @@ def test_a_lost_attempt_is_infra_and_no_zero_in_the_table(tmp_path: Path, whole)
     assert {(r.outcome, r.reward, r.turns, r.detail) for r in gone} == {
         ("infra", 0.0, 0, "the host is gone")
     }
-    assert sum(name.endswith("/h0") and f"/{lost}/" in name for name in policy.started) == 6
+    assert sum(name.endswith("/h0") and json.dumps(lost) in name for name in policy.started) == 6
     assert [r for r in records if r not in gone] == [
         r for r in whole if (r.harness, r.task) != ("h0", lost)
     ]
@@ -261,7 +261,7 @@ class Counted:
 
 
 def test_every_metric_of_an_evaluation_is_declared(tmp_path: Path, whole):
-    values = evaluate._metrics(whole, Counted(), 2.0)
+    values = evaluate._metrics(whole, len(whole), Counted(), 2.0)
     assert [name for name in values if not metrics.known(name)] == []
     metrics.write(tmp_path, "evaluate", values)
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
@@ -277,7 +277,7 @@ def test_every_metric_of_an_evaluation_is_declared(tmp_path: Path, whole):
 def test_a_harness_that_was_all_lost_is_reported(tmp_path: Path):
     few = dataclasses.replace(PLAN, tasks=PLAN.tasks[:1])
     records = run(tmp_path / "r.jsonl", Actor(broken="docs_gate"), plan=few)
-    assert evaluate._metrics(records, Counted(), 2.0).get("eval/docs_gate/infra") == 2
+    assert evaluate._metrics(records, len(records), Counted(), 2.0).get("eval/docs_gate/infra") == 2
 
 
 def test_progress_says_a_line_at_the_end_only_once(whole):

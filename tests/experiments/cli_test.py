@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -71,7 +72,6 @@ NO_KEY = "there is no such key; "
         ("--config.evaluation.tasks=many", "tasks=many; it must be a whole number, as its defau"),
         ("--config.evaluation.tasks=1.5", "got --config.evaluation.tasks=1.5; it must be a whole"),
         ("--config.limits.temperature=hot", "temperature=hot; it must be a number, as its defau"),
-        ("--config.warmstart.retrain=maybe", "retrain=maybe; it must be true or false, as its d"),
         ("--config.evaluation.tasks=0", "got 0 for config.evaluation.tasks; it must be between "),
         ("--config.evaluation.tasks=401", "got 401 for config.evaluation.tasks; it must be betw"),
         ("--config.evaluation.h0_attempts=0", "got 0 for config.evaluation.h0_attempts; it must"),
@@ -167,7 +167,7 @@ def test_many_differences_stay_one_short_sentence(run: Run, tmp_path: Path):
 
 def test_flags_reach_the_stages_in_whatever_order(run: Run, tmp_path: Path):
     code, out, err = run(
-        "--noconfig.warmstart.retrain", "--config.evaluation.tasks", "5", "--stages",
+        "--config.evaluation.tasks", "5", "--stages",
         "evaluate,warmstart", f"--config={MAIN}:debug", "--config.limits.temperature=2",
         f"--workdir={tmp_path / 'a' / 'b'}",
     )  # fmt: skip
@@ -302,3 +302,12 @@ def test_ctrl_c_is_safe_and_the_same_command_goes_on(tmp_path: Path):
     assert records(broken) == records(whole)
     tables = [d / "report" / "evaluation-test.md" for d in (whole, broken)]
     assert tables[0].read_text() == tables[1].read_text()
+
+
+def test_a_workdir_in_use_is_refused(run: Run, tmp_path: Path):
+    with (tmp_path / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        code, _, err = run(f"--workdir={tmp_path}", f"--config={MAIN}:debug")
+    assert (code, run.ran) == (2, [])
+    assert err.endswith("in use by another process; wait for it or give another --workdir\n")
+    assert run(f"--workdir={tmp_path}", f"--config={MAIN}:debug")[0] == 0

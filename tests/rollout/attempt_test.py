@@ -29,7 +29,7 @@ from harness_s_jax.types import (
 )
 
 KEY = AttemptKey(7, "train", 3, "fake/train/one/0", 2)
-SESSION = "[7, "train", 3, "fake/train/one/0", 2]/h0"
+SESSION = f"{KEY}/h0"
 SPEC = HarnessSpec("h0", None, None, "", "Solve.")
 WIDE = Limits(10_000, 1_000)
 TASK = Task("fake/train/one/0", "fake", "train", "one", "Do it.", 3)
@@ -182,14 +182,22 @@ def test_failed_is_a_completion_that_is_wrong():
 
 def test_running_out_of_turns_is_a_limit():
     done = attempt(Script(says="abc", reward=0.0))
-    assert (done.outcome, done.reward, done.detail) == (Outcome.LIMIT, 0.0, "out of turns")
+    assert (done.outcome, done.reward, done.detail) == (
+        Outcome.LIMIT,
+        0.0,
+        "out of turns; all wrong",
+    )
     assert len(done.turns) == 3
 
 
 @pytest.mark.parametrize("tokens", [10, 16, 60, 120])
 def test_running_out_of_tokens_is_a_limit(tokens):
     done = attempt(Script(reward=0.0), limits=Limits(tokens, 50))
-    assert (done.outcome, done.reward, done.detail) == (Outcome.LIMIT, 0.0, "out of tokens")
+    assert (done.outcome, done.reward, done.detail) == (
+        Outcome.LIMIT,
+        0.0,
+        "out of tokens; all wrong",
+    )
     assert len(done.segments) == 1
 
 

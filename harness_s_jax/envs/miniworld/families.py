@@ -109,13 +109,15 @@ def _saved(r: random.Random, app: str, instance: Instance) -> Instance:
 
 
 def _sources(r: random.Random, entries: list[str]) -> tuple[list[str], list[str], list[str]]:
-    """A long list and two short ones such that neither one page nor the union gives the count."""
+    """A long list and two short ones such that no page, no union and no mix of both gives the
+    count of what is in the long one and in a short one."""
     while True:
         long = r.sample(entries, r.randrange(5, 9))
         first, second = r.sample(entries, 3), r.sample(entries, 3)
         both = [x for x in long if x in first or x in second]
         on_page = [x for x in long[:3] if x in both]
-        if len(both) != len(on_page) and len(both) != len({*long, *first, *second}):
+        unions = [len({*part, *first, *second}) for part in (long, long[:3])]
+        if len(both) not in (len(on_page), *unions):
             return long, first, second
 
 

@@ -161,8 +161,8 @@ def test_recovery_breaks_try_login_where_the_password_is_stale():
     assert min(answers["yes"], answers["no"]) > 10
 
 
-def test_a_needless_behaviour_breaks_mail_latest():
-    assert not all(play("mail_latest", seed, b.__eq__) for seed in range(20) for b in BEHAVIOURS)
+def test_no_needless_behaviour_breaks_mail_latest():
+    assert all(play("mail_latest", seed, b.__eq__) for seed in range(20) for b in BEHAVIOURS)
 
 
 def test_every_family_that_needs_none_is_covered_above():
@@ -175,7 +175,7 @@ def test_every_family_that_needs_none_is_covered_above():
 
 def content(task: Task) -> str:
     instance = build(task.family, task.payload["seed"])
-    return repr((instance.instruction, instance.turns, instance.state, instance.quirks))
+    return repr((instance.instruction, instance.turns, instance.state, instance.answer))
 
 
 def test_splits_share_neither_ids_nor_contents():
