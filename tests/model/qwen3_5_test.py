@@ -72,11 +72,13 @@ def same(a, b):
 # --- against the reference ---------------------------------------------------------------------
 
 
+@pytest.mark.stack
 def test_logits_match_the_reference(tiny):
     config, params, reference = tiny
     close(score(params, config, reference["ids_BT"]), reference["logits_BTV"])
 
 
+@pytest.mark.stack
 @pytest.mark.parametrize("remat", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_every_gradient_matches_the_reference(tiny, tmp_path, remat):
     config, params, reference = tiny
@@ -99,6 +101,7 @@ def test_every_gradient_matches_the_reference(tiny, tmp_path, remat):
     assert max(worst.values()) < GRAD_TOLERANCE, max(worst, key=worst.get)
 
 
+@pytest.mark.stack
 def test_bfloat16_is_as_near_float32_as_the_reference_is(tiny):
     config, params, reference = tiny
     low = score(params, dataclasses.replace(config, dtype="bfloat16"), reference["ids_BT"][:1])[0]
@@ -111,6 +114,7 @@ def test_bfloat16_is_as_near_float32_as_the_reference_is(tiny):
 # --- packed rows ---------------------------------------------------------------------------------
 
 
+@pytest.mark.stack
 def test_packed_segments_equal_each_alone(tiny):
     config, params, reference = tiny
     ids, n, m = reference["ids_BT"], 53, 80  # the border lies inside a chunk
@@ -183,6 +187,7 @@ def test_the_solve_equals_a_dense_solve_and_its_gradient():
 # --- the cache ------------------------------------------------------------------------------------
 
 
+@pytest.mark.stack
 def test_prefill_and_decode_equal_the_whole_forward(tiny):
     config, params, reference = tiny
     ids, n = reference["ids_BT"], 100
@@ -193,6 +198,20 @@ def test_prefill_and_decode_equal_the_whole_forward(tiny):
         at = jnp.full(2, t, jnp.int32)
         hidden, cache = decode(params, config, cache, ids[:, t], at, jnp.ones(2, bool))
         close(qwen3_5.logits(params, config, hidden), reference["logits_BTV"][:, t])
+
+
+def test_two_blocks_with_a_cache_equal_the_whole_forward(tiny):
+    config = dataclasses.replace(tiny[0], num_hidden_layers=8)
+    params = init_params(config, jax.random.key(3))
+    ids, n = tiny[2]["ids_BT"][:, :60], 40
+    whole = score(params, config, ids)
+    cache = qwen3_5.init_cache(config, 2, 64)
+    first, cache = append(params, config, cache, ids[:, :n], [0, 0], [n, n])
+    close(first, whole[:, :n])
+    for t in range(n, ids.shape[1]):
+        at = jnp.full(2, t, jnp.int32)
+        hidden, cache = decode(params, config, cache, ids[:, t], at, jnp.ones(2, bool))
+        close(qwen3_5.logits(params, config, hidden), whole[:, t])
 
 
 def test_rows_of_different_lengths_and_continuation(tiny):
