@@ -89,3 +89,10 @@ def test_the_page_has_a_row_for_each():
     page = metrics.page()
     for name, (unit, meaning) in metrics.METRICS.items():
         assert f"| `{name}` | {unit} | {meaning} |" in page
+
+
+def test_the_page_in_docs_is_the_table_of_the_code():
+    page = Path(__file__).parents[1] / "docs" / "metrics.md"
+    assert page.read_text() == metrics.page() + "\n", (
+        "python -m harness_s_jax.metrics > docs/metrics.md"
+    )
