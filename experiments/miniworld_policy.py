@@ -18,8 +18,8 @@ def warmstart_config() -> ConfigDict:
             "system": SYSTEM,
             "vocab_size": 1024,  # at most
             "tokenizer_seeds": 40,  # instances of each family that the tokenizer is trained on
-            "demonstration_tasks": 4000,  # of the train split
-            "demonstrations": 24000,
+            "demonstration_tasks": 5000,  # of the split "warmstart"
+            "demonstrations": 25000,
             "plain_share": 0.3,  # demonstrations under H0 itself
             "fitting_share": 0.75,  # of the others: directions from the task's needs first
             "rates": {"rare": 0.015, "common": 0.45, "section": 0.7, "moment": 0.88},

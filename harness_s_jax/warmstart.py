@@ -111,9 +111,9 @@ def random_harness(rng: random.Random, needs: frozenset[str], config: Any) -> Ha
 
 
 async def demonstrations(config: Any, template: ChatTemplate) -> list[Trajectory]:
-    """Scripted attempts at train tasks, each under its own random harness."""
+    """Scripted attempts at warm-start tasks, each under its own random harness."""
     environment = miniworld.MiniWorldEnvironment()
-    tasks = environment.tasks("train", config.demonstration_tasks)
+    tasks = environment.tasks("warmstart", config.demonstration_tasks)
     rates = Rates(**config.rates)
     limits = Limits(config.row_tokens, config.row_tokens)
     made = []

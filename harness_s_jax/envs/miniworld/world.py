@@ -33,8 +33,12 @@ TOOL = ToolSpec(
     {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
 )
 
-# How many tasks of each kind stand in every stretch of twenty: a quarter needs no rare behaviour.
+# How many tasks of each kind stand in every stretch: a quarter needs no rare behaviour. "warmstart"
+# is what demonstrations play: the instances of train, and of the families that no training sees.
 _MIX = {
+    "warmstart": (
+        (NONE_FAMILIES, 5), (ONE_RARE_FAMILIES, 11), (TWO_RARE_FAMILIES, 4), (TEST_ONLY_FAMILIES, 3)
+    ),
     "train": ((NONE_FAMILIES, 5), (ONE_RARE_FAMILIES, 11), (TWO_RARE_FAMILIES, 4)),
     "validation": ((NONE_FAMILIES, 5), (ONE_RARE_FAMILIES, 11), (TWO_RARE_FAMILIES, 4)),
     "test": (
@@ -42,7 +46,7 @@ _MIX = {
     ),
 }  # fmt: skip
 _COMPLETES = re.compile(r"\bcomplete_task[\s\\]*\(")  # white space and line joins may stand between
-SIZES = {"train": 4000, "validation": 400, "test": 400}
+SIZES = {"warmstart": 6000, "train": 4000, "validation": 400, "test": 400}
 
 
 def build(family: str, seed: int) -> Instance:
@@ -168,9 +172,10 @@ def _drawn(split: str) -> tuple[list[Task], Iterator[Task]]:
 
 
 def _draw(split: str) -> Iterator[Task]:
-    """Tasks in stretches of twenty with the mix above, in a fixed shuffled order."""
+    """Tasks in stretches with the mix above, in a fixed shuffled order."""
     families = {group: itertools.cycle(group) for group, _ in _MIX[split]}
-    seeds = {name: _seeds(name, split) for name in FAMILIES}
+    content = "train" if split == "warmstart" else split
+    seeds = {name: _seeds(name, content) for name in FAMILIES}
     order = random.Random(f"order/{split}")
     while True:
         stretch = [next(families[group]) for group, n in _MIX[split] for _ in range(n)]

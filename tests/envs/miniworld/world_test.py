@@ -183,21 +183,31 @@ def test_splits_share_neither_ids_nor_contents():
     assert {split: len(found) for split, found in tasks.items()} == SIZES
     ids = [task.id for found in tasks.values() for task in found]
     assert len(set(ids)) == len(ids)
-    contents = [{content(task) for task in found} for found in tasks.values()]
-    assert len(set.union(*contents)) == sum(map(len, contents))
+    contents = {split: {content(task) for task in found} for split, found in tasks.items()}
+    apart = [contents[s] for s in ("train", "validation", "test")]
+    assert len(set.union(*apart)) == sum(map(len, apart))
+    for split in ("validation", "test"):  # demonstrations play train's instances, never these
+        assert not contents["warmstart"] & contents[split]
 
 
-@pytest.mark.parametrize("split", SIZES)
-def test_every_twenty_tasks_hold_the_mixture(split):
-    tasks = ENVIRONMENT.tasks(split, 400)
-    wanted = {0: 5, 1: 11, 2: 4} if split != "test" else {0: 5, 1: 8 + 4, 2: 3}
+@pytest.mark.parametrize(
+    ("split", "rare", "unseen"),
+    [
+        ("train", {0: 5, 1: 11, 2: 4}, 0),
+        ("validation", {0: 5, 1: 11, 2: 4}, 0),
+        ("test", {0: 5, 1: 8 + 4, 2: 3}, 4),
+        ("warmstart", {0: 5, 1: 11 + 3, 2: 4}, 3),
+    ],
+)
+def test_every_stretch_holds_the_mixture(split, rare, unseen):
+    length = sum(rare.values())
+    tasks = ENVIRONMENT.tasks(split, 17 * length)
     test_only = {f.name for f in TEST_ONLY_FAMILIES}
-    for start in range(0, len(tasks), 20):
-        stretch = tasks[start : start + 20]
-        assert collections.Counter(len(t.needs & {*RARE}) for t in stretch) == wanted
-        unseen = sum(t.family in test_only for t in stretch)
-        assert unseen == (4 if split == "test" else 0)
-    families = {f.name for f in FAMILIES.values() if split == "test" or not f.test_only}
+    for start in range(0, len(tasks), length):
+        stretch = tasks[start : start + length]
+        assert collections.Counter(len(t.needs & {*RARE}) for t in stretch) == rare
+        assert sum(t.family in test_only for t in stretch) == unseen
+    families = {f.name for f in FAMILIES.values() if unseen or not f.test_only}
     assert {t.family for t in tasks} == families
 
 
@@ -241,7 +251,9 @@ def test_tasks_are_the_same_in_another_process():
 
 
 def test_wrong_splits_and_counts_are_refused():
-    with pytest.raises(ValueError, match="got split 'dev'; miniworld has train, validation, test"):
+    with pytest.raises(
+        ValueError, match="got split 'dev'; miniworld has warmstart, train, validation, test"
+    ):
         ENVIRONMENT.tasks("dev")
     with pytest.raises(ValueError, match="got count 401; split test has 400 tasks"):
         ENVIRONMENT.tasks("test", 401)
