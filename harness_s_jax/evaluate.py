@@ -108,25 +108,28 @@ async def _run(
         (spec, task, [number for _, _, number in jobs])
         for (spec, task), jobs in itertools.groupby(todo, key=lambda job: job[:2])
     ]
-    queue = iter(groups)
     progress = Progress(plan.stage, len(todo), say)
+    room = asyncio.Semaphore(plan.concurrency)
 
-    async def worker() -> None:
-        for spec, task, numbers in queue:
-            group = await run_group(
-                dict.fromkeys(numbers, spec), task, environment, policy, codec, plan.limits,
-                run_seed=plan.seed, stage=plan.stage, step=0, purpose="evaluation",
-                infra_retries=plan.infra_retries, deadline_s=plan.deadline_s,
-            )  # fmt: skip
-            for trajectory in group.trajectories:
-                record = record_of(trajectory)
-                keep(record)
-                progress.add(record)
+    async def run(spec: HarnessSpec, task: Task, numbers: list[int], places: int) -> None:
+        group = await run_group(
+            dict.fromkeys(numbers, spec), task, environment, policy, codec, plan.limits,
+            run_seed=plan.seed, stage=plan.stage, step=0, purpose="evaluation",
+            infra_retries=plan.infra_retries, deadline_s=plan.deadline_s,
+        )  # fmt: skip
+        for trajectory in group.trajectories:
+            record = record_of(trajectory)
+            keep(record)
+            progress.add(record)
+        for _ in range(places):
+            room.release()
 
-    largest = max(len(numbers) for _, _, numbers in groups)
     async with asyncio.TaskGroup() as running:
-        for _ in range(min(max(1, plan.concurrency // largest), len(groups))):
-            running.create_task(worker())
+        for spec, task, numbers in groups:
+            places = min(len(numbers), plan.concurrency)  # a larger group has the room to itself
+            for _ in range(places):
+                await room.acquire()
+            running.create_task(run(spec, task, numbers, places))
     progress.line()
 
 

@@ -140,7 +140,7 @@ def batches(trajectories: list[Trajectory], config: Any, steps: int) -> Iterator
     """Shuffled epochs of packed rows; every demonstration of an epoch is used, short or long."""
     segments = [s for t in trajectories for s in t.segments]
     rows: list[list[int]] = []
-    for epoch in range(steps * config.batch_rows):
+    for epoch in itertools.count():
         order = np.random.default_rng([config.seed, epoch]).permutation(len(segments))
         for start in range(0, len(order), 64 * config.batch_rows):
             chosen = order[start : start + 64 * config.batch_rows]
@@ -231,6 +231,14 @@ def run(config: Any, directory: Path, saved: Path, say: Callable[[str], None]) -
     (directory / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n")
 
 
+def rates_line(report: dict[str, Any]) -> str:
+    """How often the demonstrations under H0 show each behaviour where the task needs it."""
+    shown = report["demonstrated_rates_without_reminders"]
+    return ", ".join(
+        f"{name} {100 * rates['needed']:.1f}%" for name, rates in shown.items() if "needed" in rates
+    )
+
+
 def make(config: Any, workdir: Path, say: Callable[[str], None]) -> None:
     """Stage: makes the policy in the workdir, unless it is there already."""
     with metrics.stage(workdir, "warmstart"):
@@ -252,3 +260,4 @@ def use(config: Any, workdir: Path, say: Callable[[str], None]) -> None:
         f"warmstart: policy {directory}, {report['parameters']} parameters, "
         f"vocabulary {report['vocabulary']}, made in {report['seconds']:.0f} s"
     )
+    say(f"warmstart: shown without reminders where needed, demonstrations: {rates_line(report)}")

@@ -294,3 +294,23 @@ def test_progress_says_a_line_at_the_end_only_once(whole):
     eager = evaluate.Progress("x", 2, said.append, every_s=0.0)
     eager.add(whole[0])
     assert said[-1].startswith("x: 1/2 attempts")
+
+
+def test_small_groups_fill_the_room_that_a_large_one_had(tmp_path: Path):
+    """More attempts under H0 than under a sibling must not leave the siblings fewer in flight."""
+    h0, *others = (spec.id for spec in PLAN.specs)
+    attempts = {h0: 6, **dict.fromkeys(others, 1)}
+    policy = Actor()
+    few = dataclasses.replace(PLAN, attempts=attempts, concurrency=6)
+    sizes: list[int] = []
+    sample = policy.sample
+
+    async def counted(request: SampleRequest) -> Sample:
+        if not request.session.endswith(f"/{h0}"):
+            sizes.append(len(policy.open))
+        return await sample(request)
+
+    policy.sample = counted
+    run(tmp_path / "r.jsonl", policy, plan=few)
+    assert policy.most_at_once <= 6
+    assert max(sizes) > 1

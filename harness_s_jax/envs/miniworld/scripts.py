@@ -127,9 +127,9 @@ def limit(facts: Mapping[str, Any], shows: Shows) -> Script:
 
 
 def pay(facts: Mapping[str, Any], shows: Shows) -> Script:
-    pay = f"apis.wallet.pay(to={facts['to']!r}, amount={facts['amount']})"
-    yield pay
-    yield from _checked_finish(facts, shows, pay, f"print(apis.wallet.paid(to={facts['to']!r}))")
+    write = f"apis.wallet.pay(to={facts['to']!r}, amount={facts['amount']})"
+    yield write
+    yield from _checked_finish(facts, shows, write, f"print(apis.wallet.paid(to={facts['to']!r}))")
 
 
 def music_play(facts: Mapping[str, Any], shows: Shows) -> Script:
