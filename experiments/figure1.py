@@ -18,10 +18,8 @@ from harness_s_jax.analysis import records, tables
 
 def get_config(variant: str = "debug") -> ConfigDict:
     """The main experiment's configuration, on validation tasks, with more attempts under H0."""
-    config = appworld_4b.get_config(variant)
-    config.evaluation.split = "validation"
-    config.evaluation.h0_attempts = 12  # as many as there are siblings
-    return config
+    siblings = 12  # of the shipped pool
+    return appworld_4b.pool_config(variant, "validation", h0_attempts=siblings)
 
 
 def report(config: Any, workdir: Path, say: launcher.Say) -> None:
@@ -49,7 +47,7 @@ def report(config: Any, workdir: Path, say: launcher.Say) -> None:
     (workdir / "report" / "figure1.md").write_text(text + "\n")
 
 
-STAGES = {"warmstart": warmstart.use, "evaluate": evaluate.stage, "report": report}
+STAGES = {"warmstart": warmstart.use, "evaluate": evaluate.pool_stage, "report": report}
 
 if __name__ == "__main__":
     launcher.main(__file__, STAGES, launcher.choose_variant)

@@ -22,7 +22,7 @@ from harness_s_jax import config as configs
 Say = Callable[[str], None]
 Stage = Callable[[Any, Path, Say], None]
 # What of the method this version does not have yet, and what it has.
-NOT_BUILT = ("evolve", "train")
+NOT_BUILT = ("evolve",)
 ENVIRONMENTS = ("miniworld",)
 
 

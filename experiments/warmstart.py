@@ -20,9 +20,8 @@ from harness_s_jax.analysis import records, tables
 
 def get_config(variant: str = "debug") -> ConfigDict:
     """The main experiment's configuration with a policy of its own, judged on validation tasks."""
-    config = appworld_4b.get_config(variant)
+    config = appworld_4b.pool_config(variant, "validation", h0_attempts=3)
     config.warmstart = warmstart_config()
-    config.evaluation.split = "validation"
     return config
 
 
@@ -33,7 +32,7 @@ def report(config: Any, workdir: Path, say: launcher.Say) -> None:
     say(tables.behaviour_table([r for r in rows if r.harness == tables.BASE]))
 
 
-STAGES = {"warmstart": warmstart.make, "evaluate": evaluate.stage, "report": report}
+STAGES = {"warmstart": warmstart.make, "evaluate": evaluate.pool_stage, "report": report}
 
 if __name__ == "__main__":
     launcher.main(__file__, STAGES, lambda: ("debug", "this makes the debug policy"))

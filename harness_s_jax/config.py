@@ -72,6 +72,28 @@ _RANGES: dict[str, tuple[float | None, float | None]] = {
     "evaluation.tasks": (1, 400),
     "evaluation.attempts": (3, 1000),
     "evaluation.h0_attempts": (3, 1000),
+    "evaluation.validation_tasks": (1, 400),
+    "evaluation.validation_attempts": (1, 1000),
+    "train.steps": (1, None),
+    "train.tasks": (1, 4000),
+    "train.task_pool": (1, 4000),
+    "train.group_size": (2, 1000),
+    "train.validate_every": (1, None),
+    "train.validation_tasks": (1, 400),
+    "train.validation_attempts": (1, 1000),
+    "train.save_every": (1, None),
+    "anchor.tasks": (1, 400),
+    "anchor.attempts": (1, 1000),
+    "mixture.sibling_share": (0.0, 1.0),
+    "learner.row_tokens": (1, None),
+    "learner.micro_rows": (1, None),
+    "learner.hyper.learning_rate": (0.0, 1.0),
+    "learner.hyper.warmup_updates": (0, None),
+    "learner.hyper.weight_decay": (0.0, 1.0),
+    "learner.hyper.max_grad_norm": (1e-6, 1e9),
+    "learner.hyper.clip_low": (0.0, 1.0),
+    "learner.hyper.clip_high": (0.0, 1e9),
+    "learner.hyper.eps": (0.0, 1.0),
     "limits.context_tokens": (16, None),
     "limits.turn_tokens": (1, None),
     "limits.temperature": (0.0, 10.0),
@@ -87,7 +109,18 @@ _CHOICES = {
     "variant": ("debug", "paper"),
     "environment": ("miniworld", "appworld"),
     "evaluation.split": ("validation", "test"),
+    "method": ("grpo", "h0_resample", "mix_siblings", "harness_s"),
+    "router.selector": ("random", "rule", "vote"),
+    "router.weight": ("linear", "harmonic", "reciprocal"),
+    "mixture.unit": ("within", "between"),
+    "learner.hyper.std": ("population", "sample", "none"),
+    "learner.hyper.aggregation": ("token", "attempt"),
 }
+# (key, key that must be at least as large, why)
+_ORDERS = (
+    ("limits.context_tokens", "learner.row_tokens", "a row must hold a whole context"),
+    ("train.tasks", "train.task_pool", "a step draws its tasks from the pool"),
+)
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -113,4 +146,10 @@ def check(config: Mapping[str, Any]) -> None:
         if key in flat and flat[key] not in choices:
             raise ConfigError(
                 f"got {flat[key]!r} for config.{key}; it must be one of {', '.join(choices)}"
+            )
+    for small, large, why in _ORDERS:
+        if small in flat and large in flat and flat[small] > flat[large]:
+            raise ConfigError(
+                f"got {flat[small]} for config.{small} and {flat[large]} for config.{large}; "
+                f"{why}: lower the first or raise the second"
             )

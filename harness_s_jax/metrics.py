@@ -9,9 +9,41 @@ import resource
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 # Name (a part in <> varies) -> (unit, what it says).
 METRICS: dict[str, tuple[str, str]] = {
+    "count/<purpose>_attempts": ("attempts", "so far, for initial, rescue, anchor or evaluation"),
+    "count/<purpose>_sampled_tokens": ("tokens", "sampled so far in those attempts"),
+    "count/<purpose>_context_tokens": ("tokens", "prompts, observations and samples of those"),
+    "count/<purpose>_infra": (
+        "attempts",
+        "lost to infrastructure so far: neither solved nor failed",
+    ),
+    "count/<purpose>_lost_tokens": ("tokens", "sampled so far in tries that infrastructure ended"),
+    "rollout/initial_success": ("share", "mean reward of a step's valid initial attempts"),
+    "rollout/limit_fraction": ("share", "initial attempts that ran out of turns or tokens"),
+    "group/effective_fraction": ("share", "groups, after rescue, with successes and failures"),
+    "group/effective_token_fraction": ("share", "sampled tokens of the step in effective groups"),
+    "group/dropped": ("groups", "left out because infrastructure took two or more attempts"),
+    "rescue/triggered_fraction": (
+        "share",
+        "tasks whose whole initial group failed and was replaced",
+    ),
+    "rescue/success_fraction": ("share", "rescue groups that hold a success"),
+    "rescue/attempt_success": ("share", "mean reward of a rescue attempt"),
+    "rescue/replaced": ("attempts", "lost rescue attempts made again under the next harness"),
+    "learner/updated": ("0 or 1", "whether the step had a group that teaches"),
+    "learner/loss": ("nats", "policy-gradient loss before the update"),
+    "learner/grad_norm": ("norm", "of the gradient, before it is clipped"),
+    "learner/tokens": ("tokens", "that the loss counts"),
+    "learner/entropy": ("nats", "of the policy at those tokens"),
+    "learner/kl_to_sampler": ("nats", "k3 estimate of KL(sampler || learner) at those tokens"),
+    "learner/clipped_fraction": ("share", "tokens whose gradient the clip takes away"),
+    "learner/logp_gap_max": ("nats", "largest difference of log-probability, learner and sampler"),
+    "validation/h0_success": ("share", "mean reward of validation attempts under H0"),
+    "validation/h0_needy_success": ("share", "the same on tasks that need a rare behaviour"),
+    "validation/h0_none_success": ("share", "the same on tasks that need none"),
     "eval/<harness>/avg_at_3": ("share", "mean reward of an attempt at an evaluated task"),
     "eval/<harness>/pass_at_3": ("share", "tasks solved by at least one of three attempts"),
     "eval/<harness>/none_avg_at_3": ("share", "avg_at_3 on tasks that need no rare behaviour"),
@@ -56,7 +88,20 @@ def stage(workdir: Path, name: str) -> Iterator[dict[str, float]]:
     write(workdir, name, values)
 
 
-def write(workdir: Path, stage: str, values: Mapping[str, float]) -> None:
+class Clock:
+    """Seconds since the lap before, under each lap's name."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[f"time/{name}_s"] = round(now - self._last, 3)
+        self._last = now
+
+
+def write(workdir: Path, stage: str, values: Mapping[str, float], step: int | None = None) -> None:
     """Appends a line to `<workdir>/metrics.jsonl`. What is not finite becomes null.
 
     Raises:
@@ -66,8 +111,34 @@ def write(workdir: Path, stage: str, values: Mapping[str, float]) -> None:
         if not known(name):
             raise ValueError(f"got the metric {name}; declare it in metrics.METRICS")
     clean = {k: v if math.isfinite(v) else None for k, v in values.items()}
+    head = {"time": round(time.time(), 3), "stage": stage}
+    if step is not None:
+        head["step"] = step
     with (workdir / "metrics.jsonl").open("a") as out:
-        out.write(json.dumps({"time": round(time.time(), 3), "stage": stage, **clean}) + "\n")
+        out.write(json.dumps({**head, **clean}) + "\n")
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file; a last line that a kill left unfinished is cut off it."""
+    if not file.exists():
+        return []
+    data = file.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        with file.open("r+b") as f:
+            f.truncate(whole)
+    return [json.loads(line) for line in data[:whole].splitlines()]
+
+
+def rewind(workdir: Path, stage: str, step: int) -> None:
+    """Takes a stage's lines after `step` out of metrics.jsonl: a resumed run makes them again."""
+    file = workdir / "metrics.jsonl"
+    lines = read_lines(file)
+    kept = [row for row in lines if row["stage"] != stage or row.get("step", 0) <= step]
+    if len(kept) < len(lines):
+        part = file.with_suffix(".part")
+        part.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        part.replace(file)
 
 
 def page() -> str:

@@ -264,15 +264,85 @@ class Group:
     trajectories: tuple[Trajectory, ...]
 
 
-@dataclass(frozen=True)
-class TrainBatch:
-    """Packed rows of a fixed shape: what host code hands to the learner.
+# --- what routers learn from, and what they decide -----------------------------------------------
 
-    Each row holds whole segments one after another; `segment_BT` numbers them from 0 in a row and
-    is -1 on padding, `position_BT` restarts with each.
+
+@dataclass(frozen=True)
+class ValidationOutcome:
+    """How one attempt at a validation task ended: all that profiles and routers may learn from.
+
+    An attempt at a task of another split cannot be made into one (contract 8 of the design), and
+    neither can an attempt that infrastructure lost: that is no outcome.
+    """
+
+    task: Task
+    harness: str
+    attempt: int
+    solved: bool
+
+    def __post_init__(self) -> None:
+        if self.task.split != "validation":
+            raise ValueError(
+                f"got an outcome of split {self.task.split!r} ({self.task.id}); profiles and "
+                f"routers learn from validation tasks only"
+            )
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A router's answer for one task, kept in the decision log."""
+
+    task: str
+    chooser: str  # which rule decided: "vote", "rule", "random", or "h0" where H0 is resampled
+    ranking: tuple[str, ...]  # candidates, best first: the first K run, the next replace lost ones
+    votes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # voter -> its ranking
+
+
+# --- what the learner reads ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Rows of a fixed shape: whole segments one after another.
+
+    `segment_BT` numbers a row's segments from 0 and is -1 on padding; `position_BT` restarts with
+    each. `attempt_BT` says whose token it is: an index into the A attempts of a TrainBatch, -1 on
+    padding. What was not sampled has log-probability and temperature 0.
     """
 
     ids_BT: np.ndarray  # int32
     segment_BT: np.ndarray  # int32
     position_BT: np.ndarray  # int32
     sampled_BT: np.ndarray  # bool, the loss mask
+    logp_BT: np.ndarray  # float32, the sampler's
+    temperature_BT: np.ndarray  # float32
+    attempt_BT: np.ndarray  # int32
+
+    @classmethod
+    def empty(cls, rows: int, tokens: int) -> PackedRows:
+        """Rows that are all padding."""
+        shape = (rows, tokens)
+        return cls(
+            ids_BT=np.zeros(shape, np.int32),
+            segment_BT=np.full(shape, -1, np.int32),
+            position_BT=np.zeros(shape, np.int32),
+            sampled_BT=np.zeros(shape, bool),
+            logp_BT=np.zeros(shape, np.float32),
+            temperature_BT=np.zeros(shape, np.float32),
+            attempt_BT=np.full(shape, -1, np.int32),
+        )
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """All that one update learns from, complete before it starts (contract 5).
+
+    Attempts are keyed by `group_A`, never by place: a group's number, or -1 for an attempt that
+    does not count (lost to infrastructure, or there is none). `rows` holds the tokens of groups
+    with successes and failures only: the others have advantage 0 and teach nothing.
+    """
+
+    rows: tuple[PackedRows, ...]  # micro-batches of one shape, as many as it takes
+    reward_A: np.ndarray  # float32
+    group_A: np.ndarray  # int32
+    tokens_A: np.ndarray  # int32, sampled tokens

@@ -36,10 +36,10 @@ from harness_s_jax.model.config import Qwen35Config
 from harness_s_jax.model.policy import policy_directory, save_policy
 from harness_s_jax.model.template import ChatTemplate, embedded_template
 from harness_s_jax.model.tokenizer import SentencePieceTokenizer, train_sentencepiece
-from harness_s_jax.rollout.attempt import run_attempt
+from harness_s_jax.rollout.attempt import Setting, run_attempt
 from harness_s_jax.rollout.scripted import Rates, ScriptedPolicy
 from harness_s_jax.toolcalls import render_call
-from harness_s_jax.types import AttemptKey, ToolCall, TrainBatch, Trajectory
+from harness_s_jax.types import AttemptKey, PackedRows, ToolCall, Trajectory
 
 REPORT_FILE = "warmstart.json"
 
@@ -124,19 +124,15 @@ async def demonstrations(config: Any, template: ChatTemplate) -> list[Trajectory
         spec = random_harness(rng, task.needs, config)
         instance = miniworld.build(task.family, task.payload["seed"])
         policy = ScriptedPolicy(task, instance, template, template.stop_ids[0], rates, rng)
-        made.append(
-            await run_attempt(
-                spec, task, environment, policy, template, key, limits,
-                infra_retries=0, deadline_s=60.0,
-            )
-        )  # fmt: skip
+        setting = Setting(environment, policy, template, limits, infra_retries=0, deadline_s=60.0)
+        made.append(await run_attempt(spec, task, key, setting))
     return made
 
 
 # --- training -------------------------------------------------------------------------------------
 
 
-def batches(trajectories: list[Trajectory], config: Any, steps: int) -> Iterator[TrainBatch]:
+def batches(trajectories: list[Trajectory], config: Any, steps: int) -> Iterator[PackedRows]:
     """Shuffled epochs of packed rows; every demonstration of an epoch is used, short or long."""
     segments = [s for t in trajectories for s in t.segments]
     rows: list[list[int]] = []
@@ -149,7 +145,9 @@ def batches(trajectories: list[Trajectory], config: Any, steps: int) -> Iterator
             rows += [[int(chosen[i]) for i in packed[r]] for r in shuffle]
             while len(rows) >= config.batch_rows:
                 now, rows = rows[: config.batch_rows], rows[config.batch_rows :]
-                yield batching.train_batch(segments, now, config.row_tokens, config.batch_rows)
+                yield batching.lay_out(
+                    segments, range(len(segments)), now, config.row_tokens, config.batch_rows
+                )
                 steps -= 1
                 if steps == 0:
                     return

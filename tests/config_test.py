@@ -20,11 +20,34 @@ CONFIG = {
     "rollout": {"concurrency": 4},
     "recipe": {"model": {"head_dim": 8}},
 }
+# A training configuration, apart: CONFIG's keys are what near matches are looked for among.
+TRAINING = {
+    "method": "harness_s",
+    "limits": {"context_tokens": 256},
+    "train": {
+        "steps": 100, "tasks": 32, "task_pool": 4000, "group_size": 4, "validate_every": 10,
+        "validation_tasks": 80, "validation_attempts": 1, "save_every": 10,
+    },
+    "anchor": {"tasks": 80, "attempts": 1},
+    "router": {"selector": "vote", "weight": "linear"},
+    "mixture": {"unit": "within", "sibling_share": 0.5},
+    "learner": {
+        "row_tokens": 256,
+        "micro_rows": 8,
+        "hyper": {
+            "learning_rate": 1e-3, "warmup_updates": 5, "weight_decay": 0.0, "max_grad_norm": 1.0,
+            "clip_low": 0.2, "clip_high": 0.2, "std": "population", "eps": 1e-4,
+            "aggregation": "token",
+        },
+    },
+    "evaluation": {"validation_tasks": 100, "validation_attempts": 1, "h0_attempts": 12},
+}  # fmt: skip
 
 
-def changed(key: str, value: object) -> dict:
-    group, name = key.split(".")
-    return CONFIG | {group: CONFIG[group] | {name: value}}
+def changed(key: str, value: object, config: dict = CONFIG) -> dict:
+    """`config` with another value of one key."""
+    name, _, rest = key.partition(".")
+    return config | {name: changed(rest, value, config.get(name, {})) if rest else value}
 
 
 def refusal(function, *arguments) -> str:
@@ -88,6 +111,97 @@ def test_a_good_configuration_passes_and_missing_keys_are_no_fault():
 )
 def test_a_wrong_value_is_refused_by_name(key: str, value: object, sentence: str):
     assert refusal(check, changed(key, value)).startswith(sentence)
+
+
+def test_a_good_training_configuration_passes_and_so_does_each_of_its_keys_alone():
+    assert check(TRAINING) is None
+    for key, value in flatten(TRAINING).items():
+        assert check(changed(key, value, {})) is None
+
+
+CHOICES = {
+    "method": ["grpo", "h0_resample", "mix_siblings", "harness_s"],
+    "router.selector": ["random", "rule", "vote"],
+    "router.weight": ["linear", "harmonic", "reciprocal"],
+    "mixture.unit": ["within", "between"],
+    "learner.hyper.std": ["population", "sample", "none"],
+    "learner.hyper.aggregation": ["token", "attempt"],
+    "evaluation.split": ["validation", "test"],
+}
+
+
+@pytest.mark.parametrize("key", CHOICES)
+def test_each_choice_passes_and_nothing_else(key: str):
+    for value in CHOICES[key]:
+        assert check(changed(key, value, TRAINING)) is None
+    for value in ("", "x", CHOICES[key][0].upper(), f"{CHOICES[key][0]} ", None, 0, True):
+        assert refusal(check, changed(key, value, TRAINING)) == (
+            f"got {value!r} for config.{key}; it must be one of {', '.join(CHOICES[key])}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("key", "good", "bad"),
+    [
+        ("train.steps", [1, 10**6], [0, -1]),
+        ("train.tasks", [1, 4000], [0, 4001]),
+        ("train.task_pool", [32, 4000], [0, 4001]),
+        ("train.group_size", [2, 1000], [0, 1, 1001]),
+        ("train.validate_every", [1, 10**6], [0]),
+        ("train.validation_tasks", [1, 400], [0, 401]),
+        ("train.validation_attempts", [1, 1000], [0, 1001]),
+        ("train.save_every", [1, 10**6], [0]),
+        ("anchor.tasks", [1, 400], [0, 401]),
+        ("anchor.attempts", [1, 1000], [0, 1001]),
+        ("mixture.sibling_share", [0, 0.0, 0.25, 1, 1.0], [-0.1, 1.1, math.nan]),
+        ("learner.row_tokens", [256, 10**6], [0]),
+        ("learner.micro_rows", [1, 10**6], [0]),
+        ("learner.hyper.learning_rate", [0, 1e-6, 1.0], [-1e-3, 1.5, math.nan, math.inf]),
+        ("learner.hyper.warmup_updates", [0, 10**6], [-1]),
+        ("learner.hyper.weight_decay", [0.0, 1.0], [-0.1, 1.5, math.nan]),
+        ("learner.hyper.max_grad_norm", [1e-6, 1, 1e9], [0, 0.0, -1.0, math.nan, math.inf]),
+        ("learner.hyper.clip_low", [0.0, 0.2, 1.0], [-0.1, 1.1, math.nan]),
+        ("learner.hyper.clip_high", [0.0, 0.28, 1e9], [-0.1, math.nan, math.inf]),
+        ("learner.hyper.eps", [0.0, 1e-4, 1.0], [-1e-9, 1.5, math.nan]),
+        ("evaluation.validation_tasks", [1, 400], [0, 401]),
+        ("evaluation.validation_attempts", [1, 1000], [0, 1001]),
+        ("evaluation.h0_attempts", [3, 1000], [2, 1001]),
+    ],
+)
+def test_the_ranges_of_a_training_configuration(key: str, good: list, bad: list):
+    config = changed("train.tasks", 1, TRAINING) if key == "train.task_pool" else TRAINING
+    for value in good:
+        assert check(changed(key, value, config)) is None
+    for value in bad:
+        text = refusal(check, changed(key, value, config))
+        assert text.startswith(f"got {value} for config.{key}; it must be ")
+    kind = "a whole number" if all(isinstance(v, int) for v in good) else "a number"
+    for wrong in ("1", None, True):
+        assert refusal(check, changed(key, wrong, config)) == (
+            f"got {wrong!r} for config.{key}; it must be {kind}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "why"),
+    [
+        ("limits.context_tokens", "learner.row_tokens", "a row must hold a whole context"),
+        ("train.tasks", "train.task_pool", "a step draws its tasks from the pool"),
+    ],
+)
+def test_what_must_fit_into_what(small: str, large: str, why: str):
+    def sizes(a: int, b: int) -> dict:
+        return changed(large, b, changed(small, a, TRAINING))
+
+    assert check(sizes(100, 100)) is None
+    assert check(sizes(100, 101)) is None
+    assert refusal(check, sizes(101, 100)) == (
+        f"got 101 for config.{small} and 100 for config.{large}; {why}: lower the first or raise "
+        f"the second"
+    )
+    assert check(changed(small, 4000, {})) is None  # without the other there is nothing to hold
+    assert check(changed(large, 1, {})) is None
+    assert "must be a whole number" in refusal(check, sizes("101", 100))  # the type comes first
 
 
 def test_keys_that_exist_pass():

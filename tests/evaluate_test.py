@@ -9,18 +9,24 @@ import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from ml_collections import ConfigDict
 
 from harness_s_jax import evaluate, metrics
 from harness_s_jax.analysis import tables
+from harness_s_jax.analysis.records import read_records
 from harness_s_jax.envs.miniworld.families import RARE
 from harness_s_jax.envs.miniworld.world import MiniWorldEnvironment, build
 from harness_s_jax.harness.loop import Limits
 from harness_s_jax.harness.spec import HarnessSpec, load_pool
+from harness_s_jax.parts import Parts
+from harness_s_jax.rollout.attempt import Setting
+from harness_s_jax.rollout.group import Job, Phase
 from harness_s_jax.rollout.scripted import Rates, ScriptedPolicy
 from harness_s_jax.sampler.engine import Stats
-from harness_s_jax.types import AttemptRecord, InfraError, Sample, SampleRequest, ToolSpec
+from harness_s_jax.types import AttemptRecord, InfraError, Sample, SampleRequest, Task, ToolSpec
 
 STOP = 256
 RATES = Rates(rare=0.2, common=0.5, section=0.7, moment=0.9)
@@ -51,7 +57,8 @@ class Actor:
     def __init__(
         self, *, stop_after: int | None = None, broken: str = "", broken_times: int = 10**9
     ) -> None:
-        self.tasks = {t.id: t for t in MiniWorldEnvironment().tasks("test", 20)}
+        splits = [MiniWorldEnvironment().tasks(split, 20) for split in ("validation", "test")]
+        self.tasks = {t.id: t for tasks in splits for t in tasks}
         self.open: dict[str, ScriptedPolicy] = {}
         self.started: list[str] = []
         self.released = 0
@@ -81,9 +88,31 @@ class Actor:
         self.open.pop(session, None)
 
 
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What an evaluation runs: `attempts[harness id]` attempts at every task."""
+
+    stage: str
+    specs: tuple[HarnessSpec, ...]
+    attempts: dict[str, int]
+    tasks: tuple[Task, ...]
+    seed: int
+    limits: Limits
+    concurrency: int
+    infra_retries: int
+    deadline_s: float
+
+    def jobs(self) -> list[Job]:
+        return [
+            Job(task, dict.fromkeys(range(self.attempts[spec.id]), spec))
+            for spec in self.specs
+            for task in self.tasks
+        ]
+
+
 H0, SIBLINGS = load_pool()
 GATE = next(s for s in SIBLINGS if s.id == "docs_gate")
-PLAN = evaluate.Plan(
+PLAN = Plan(
     stage="evaluate/test",
     specs=(H0, GATE),
     attempts={"h0": 3, "docs_gate": 2},
@@ -98,10 +127,15 @@ JOBS = [(s.id, t.id, a) for s in PLAN.specs for t in PLAN.tasks for a in range(P
 
 
 def run(
-    file: Path, policy: Actor | None = None, plan: evaluate.Plan = PLAN, said: list | None = None
+    file: Path, policy: Actor | None = None, plan: Plan = PLAN, said: list | None = None
 ) -> list[AttemptRecord]:
+    setting = Setting(
+        MiniWorldEnvironment(), policy or Actor(), Bytes(), plan.limits,
+        infra_retries=plan.infra_retries, deadline_s=plan.deadline_s,
+    )  # fmt: skip
+    phase = Phase(plan.seed, plan.stage, 0, "evaluation")
     say = (said if said is not None else []).append
-    return evaluate.evaluate(plan, MiniWorldEnvironment(), policy or Actor(), Bytes(), file, say)
+    return evaluate.evaluate(plan.jobs(), phase, setting, plan.concurrency, file, say)
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +174,9 @@ def test_the_seed_and_the_stage_change_the_attempts(tmp_path: Path, whole):
     other = run(tmp_path / "seed.jsonl", plan=dataclasses.replace(PLAN, seed=1))
     assert names(other) == names(whole)
     assert other != whole
+    other = run(tmp_path / "stage.jsonl", plan=dataclasses.replace(PLAN, stage="evaluate/other"))
+    assert names(other) == names(whole)
+    assert other != whole
 
 
 def test_a_second_call_runs_nothing_and_gives_the_same(tmp_path: Path, whole):
@@ -175,6 +212,22 @@ def test_a_file_cut_in_the_middle_of_a_line_goes_on_to_the_same(tmp_path, whole,
     file.write_bytes(data[:cut] if data[cut - 1 : cut] != b"\n" else data[: cut - 1])
     assert run(file) == whole
     assert len(file.read_text().splitlines()) == len(JOBS)
+
+
+def test_a_group_is_on_disk_before_the_next_one_starts(tmp_path: Path):
+    """So that a process that is killed has lost only what was in flight."""
+    file = tmp_path / "records.jsonl"
+    seen: list[tuple[int, int]] = []
+
+    class Watching(Actor):
+        async def sample(self, request: SampleRequest) -> Sample:
+            seen.append((self.released, len(file.read_text().splitlines())))
+            return await super().sample(request)
+
+    one = dataclasses.replace(PLAN, attempts={"h0": 1, "docs_gate": 1}, concurrency=1)
+    run(file, Watching(), plan=one)
+    assert {released for released, _ in seen} == set(range(12))
+    assert all(released == lines for released, lines in seen)
 
 
 def test_more_attempts_of_the_same_plan_keep_those_there_are(tmp_path: Path, whole):
@@ -314,3 +367,190 @@ def test_small_groups_fill_the_room_that_a_large_one_had(tmp_path: Path):
     run(tmp_path / "r.jsonl", policy, plan=few)
     assert policy.most_at_once <= 6
     assert max(sizes) > 1
+
+
+# --- the stage of the main job, with a scripted policy for an engine ------------------------------
+
+CONFIG = ConfigDict(
+    {
+        "seed": 0,
+        "policy": {"checkpoint": ""},
+        "router": {"selector": "vote", "weight": "linear"},
+        "rollout": {"concurrency": 20},
+        "evaluation": {
+            "tasks": 5, "attempts": 3, "validation_tasks": 8, "validation_attempts": 1,
+        },
+    }
+)  # fmt: skip
+POOL = (H0, *SIBLINGS)
+
+
+class Loaded:
+    """What the stage asks of an engine: takes weights, knows their version."""
+
+    def __init__(self):
+        self.loads: list[tuple[object, int]] = []
+
+    @property
+    def weight_version(self) -> int:
+        return self.loads[-1][1]
+
+    def load(self, params: object, version: int) -> None:
+        self.loads.append((params, version))
+
+
+class Stage:
+    """Runs the stage with the parts it asks for; keeps what it did."""
+
+    def __init__(self, workdir: Path, monkeypatch: pytest.MonkeyPatch):
+        self.workdir, self.said = workdir, []
+        self.engine, self.policy = Loaded(), Actor()
+        monkeypatch.setattr(evaluate, "assemble", self._assemble)
+        monkeypatch.setattr(
+            evaluate, "read_policy", lambda directory: SimpleNamespace(params=directory.name)
+        )
+
+    def _assemble(self, config, directory: Path, stage: str, say) -> Parts:
+        setting = Setting(
+            MiniWorldEnvironment(), self.policy, Bytes(), PLAN.limits, infra_retries=0,
+            deadline_s=60.0,
+        )  # fmt: skip
+        return Parts(SimpleNamespace(params="stored"), self.engine, setting, H0, SIBLINGS)
+
+    def __call__(self, policy: Actor | None = None) -> dict:
+        self.policy = policy or Actor()
+        evaluate.stage(CONFIG, self.workdir, self.said.append)
+        return json.loads((self.workdir / "evaluation" / "choices.json").read_text())
+
+    def records(self, name: str) -> list[AttemptRecord]:
+        return read_records(self.workdir / "evaluation" / f"{name}.jsonl")
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(tmp_path, monkeypatch)
+
+
+def splits(started: Sequence[str]) -> list[str]:
+    """The split of each attempt, from the name of its session."""
+    return [json.loads(name[: name.rindex("]") + 1])[3].split("/")[1] for name in started]
+
+
+def test_the_stage_chooses_on_validation_and_then_runs_what_the_conditions_need(stage: Stage):
+    choices = stage()
+    assert stage.engine.loads == [("stored", 0)]
+    assert sorted(choices) == ["rare", "warmstart"]
+    assert choices["rare"] == list(RARE)
+    assert any("there is no trained policy" in line for line in stage.said)
+
+    validation = stage.records("validation-warmstart")
+    tasks = [t.id for t in MiniWorldEnvironment().tasks("validation", 8)]
+    assert sorted(names(validation)) == sorted((s.id, t, 0) for s in POOL for t in tasks)
+    solved = {s.id: sum(r.reward for r in validation if r.harness == s.id) for s in POOL}
+    assert len(set(solved.values())) > 1
+    best = choices["warmstart"]["h_best"]
+    assert solved[best] == max(solved.values())
+
+    tests = [t.id for t in MiniWorldEnvironment().tasks("test", 5)]
+    first = choices["warmstart"]["h_rank1"]
+    assert list(first) == tests
+    assert set(first.values()) <= {s.id for s in POOL}
+    wanted = {(h, t, n) for t in tests for h in ("h0", best, first[t]) for n in range(3)}
+    done = stage.records("test-warmstart")
+    assert sorted(names(done)) == sorted(wanted)  # each once, though conditions share a harness
+
+    order = splits(stage.policy.started)
+    assert order == ["validation"] * len(validation) + ["test"] * len(done)
+
+
+def test_the_stage_writes_what_each_condition_scored(stage: Stage):
+    choice = stage()["warmstart"]
+    (line,) = [json.loads(text) for text in (stage.workdir / "metrics.jsonl").open()]
+    done = stage.records("test-warmstart")
+    harness = {"h0": "h0", "h_best": choice["h_best"], "h_rank1": None}
+    scores = [name for name in line if name.startswith("eval/")]
+    assert sorted(scores) == sorted(
+        f"eval/{c}_warmstart/{score}" for c in harness for score in ("avg_at_3", "pass_at_3")
+    )
+    for condition, name in harness.items():
+        rows = [r for r in done if r.harness == (name or choice["h_rank1"][r.task])]
+        assert len(rows) == 15
+        by_task: dict[str, list[float]] = {}
+        for r in rows:
+            by_task.setdefault(r.task, []).append(r.reward)
+        average = sum(map(sum, by_task.values())) / 15
+        passed = sum(any(rewards) for rewards in by_task.values()) / 5
+        assert line[f"eval/{condition}_warmstart/avg_at_3"] == pytest.approx(average)
+        assert line[f"eval/{condition}_warmstart/pass_at_3"] == pytest.approx(passed)
+
+
+def test_a_trained_policy_is_scored_beside_the_warm_start_on_the_same_seeds(stage: Stage):
+    (stage.workdir / "trained").mkdir()
+    choices = stage()
+    assert stage.engine.loads == [("stored", 0), ("trained", 1)]
+    assert sorted(choices) == ["rare", "trained", "warmstart"]
+    assert not any("there is no trained policy" in line for line in stage.said)
+    # The script plays alike whatever is loaded, and attempts have the same seeds: the same records.
+    assert choices["trained"] == choices["warmstart"]
+    for part in ("validation", "test"):
+        trained, before = (stage.records(f"{part}-{name}") for name in ("trained", "warmstart"))
+        assert sorted(trained, key=repr) == sorted(before, key=repr)
+    (line,) = [json.loads(text) for text in (stage.workdir / "metrics.jsonl").open()]
+    for condition in ("h0", "h_best", "h_rank1"):
+        for score in ("avg_at_3", "pass_at_3"):
+            before = line[f"eval/{condition}_warmstart/{score}"]
+            assert line[f"eval/{condition}/{score}"] == before
+
+
+def test_choices_do_not_depend_on_test_outcomes(stage: Stage, tmp_path_factory):
+    """Every test attempt is lost: what is chosen is the same."""
+    choices = stage()
+    stage.workdir = tmp_path_factory.mktemp("other")
+    assert stage(Actor(broken=r"/test/")) == choices
+    assert {r.outcome for r in stage.records("test-warmstart")} == {"infra"}
+
+
+def best_of(rows: Sequence[AttemptRecord]) -> set[str]:
+    """The harnesses that solved most."""
+    solved = {s.id: sum(r.reward for r in rows if r.harness == s.id) for s in POOL}
+    return {name for name, n in solved.items() if n == max(solved.values())}
+
+
+def test_a_lost_validation_attempt_is_no_failure_of_its_harness(stage: Stage, tmp_path_factory):
+    """A task that some harness did not try is out of the comparison, for all of them."""
+    stage()
+    rows = stage.records("validation-warmstart")
+    solved = {s.id: [r.task for r in rows if r.harness == s.id and r.reward] for s in POOL}
+    # Which attempts to lose so that to count them as failures would make another harness the best.
+    lost, harness = next(
+        (tasks, name)
+        for name, all_tasks in solved.items()
+        for tasks in (all_tasks[:n] for n in range(1, len(all_tasks) + 1))
+        if best_of([r for r in rows if r.task not in tasks]).isdisjoint(
+            best_of([r for r in rows if r.harness != name or r.task not in tasks])
+        )
+    )
+    stage.workdir = tmp_path_factory.mktemp("lost")
+    tasks = "|".join(re.escape(json.dumps(task)) for task in lost)
+    best = stage(Actor(broken=f"({tasks}).*/{harness}$"))["warmstart"]["h_best"]
+    gone = [r for r in stage.records("validation-warmstart") if r.outcome == "infra"]
+    assert sorted(names(gone)) == sorted((harness, task, 0) for task in lost)
+    assert best in best_of([r for r in rows if r.task not in lost])
+
+
+@pytest.mark.parametrize("after", [0, 40, 100, 106])
+def test_an_interrupted_stage_goes_on_to_the_same(stage: Stage, tmp_path_factory, after: int):
+    wanted = stage()
+    whole = {n: stage.records(f"{n}-warmstart") for n in ("validation", "test")}
+    stage.workdir = tmp_path_factory.mktemp("broken")
+    with pytest.raises(KeyboardInterrupt):
+        stage(Actor(stop_after=after))
+    assert not (stage.workdir / "evaluation" / "choices.json").exists()
+    assert not (stage.workdir / "metrics.jsonl").exists()
+    kept = {n: names(stage.records(f"{n}-warmstart")) for n in whole}
+    assert stage() == wanted
+    assert len(stage.policy.started) == sum(len(whole[n]) - len(kept[n]) for n in whole)
+    for name, rows in whole.items():
+        assert sorted(stage.records(f"{name}-warmstart"), key=repr) == sorted(rows, key=repr)
+    assert stage() == wanted
+    assert stage.policy.started == []

@@ -28,13 +28,15 @@ TABLE: dict[str, set[str]] = {
     "harness": {"types", "toolcalls", "envs.base"},
     "rollout": {"types", "envs", "harness"},
     "router": {"types", "llm", "harness.predicates"},
-    "rescue": {"types", "rollout", "router"},
+    "rescue": {"types", "metrics", "rollout", "router"},
     "evolution": {"types", "llm", "harness", "rollout"},
     "batch": {"types"},
     "model": {"types"},
     "sampler": {"types", "toolcalls", "model"},
     "learner": {"types", "model"},
     "analysis": {"types", "metrics", "harness.predicates", "rollout.traces"},
+    # What the joins begin with: parts from a configuration.
+    "parts": {"types", "config", "envs", "harness", "rollout", "model", "sampler"},
 }
 JOINS = {"evolve", "train", "evaluate", "warmstart"}
 EXPERIMENTS_MAY = JOINS | {"types", "config", "analysis"}

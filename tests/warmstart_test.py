@@ -72,6 +72,11 @@ def test_every_batch_is_whole_and_the_same_again(template):
         np.testing.assert_array_equal(a.ids_BT, b.ids_BT)
         assert a.ids_BT.shape == (config.batch_rows, config.row_tokens)
         assert a.sampled_BT.any()
+        for number in set(a.attempt_BT[a.segment_BT >= 0].tolist()):
+            (segment,) = made[number].segments
+            own_BT = a.attempt_BT == number
+            np.testing.assert_array_equal(a.ids_BT[own_BT], segment.ids_T)
+            np.testing.assert_array_equal(a.sampled_BT[own_BT], segment.sampled_T)
 
 
 def test_the_shipped_policy_fits_the_limits_of_the_embedded_world():

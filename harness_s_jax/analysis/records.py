@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness_s_jax.analysis.behaviour import shown
+from harness_s_jax.metrics import read_lines
 from harness_s_jax.types import AttemptRecord, Trajectory
 
 
@@ -33,15 +33,8 @@ def record_of(trajectory: Trajectory) -> AttemptRecord:
 
 def read_records(file: Path) -> list[AttemptRecord]:
     """The records of a file; an unfinished last line, left by a kill, is cut off the file."""
-    if not file.exists():
-        return []
-    data = file.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        with file.open("r+b") as f:
-            f.truncate(whole)
     lists = ("needs", "shown", "effects")
-    rows = [json.loads(line) for line in data[:whole].splitlines()]
+    rows = read_lines(file)
     return [AttemptRecord(**row | {k: tuple(row[k]) for k in lists}) for row in rows]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from harness_s_jax.envs.base import Environment
 from harness_s_jax.harness.loop import Episode, Limits, run_episode
@@ -19,17 +20,20 @@ from harness_s_jax.types import (
 )
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What every attempt of a run shares, whatever its task, harness and key."""
+
+    environment: Environment
+    policy: Policy
+    codec: Codec
+    limits: Limits
+    infra_retries: int
+    deadline_s: float  # the host's, for one try
+
+
 async def run_attempt(
-    spec: HarnessSpec,
-    task: Task,
-    environment: Environment,
-    policy: Policy,
-    codec: Codec,
-    key: AttemptKey,
-    limits: Limits,
-    *,
-    infra_retries: int,
-    deadline_s: float,
+    spec: HarnessSpec, task: Task, key: AttemptKey, setting: Setting
 ) -> Trajectory:
     """Runs and verifies one attempt (contract 3).
 
@@ -38,35 +42,32 @@ async def run_attempt(
     other exception is a bug and comes out.
     """
     problem = ""
-    for _ in range(infra_retries + 1):
+    for _ in range(setting.infra_retries + 1):
         try:
-            async with asyncio.timeout(deadline_s) as deadline:
-                episode, verdict = await _once(spec, task, environment, policy, codec, key, limits)
+            async with asyncio.timeout(setting.deadline_s) as deadline:
+                episode, verdict = await _once(spec, task, key, setting)
         except InfraError as e:
             problem = str(e)
         except TimeoutError:
             if not deadline.expired():
                 raise  # a world's or a policy's own, which is a bug: theirs is InfraError
-            problem = f"the host's deadline of {deadline_s} s passed"
+            problem = f"the host's deadline of {setting.deadline_s} s passed"
         else:
             return _trajectory(key, task, spec, episode, verdict)
         finally:
-            policy.release(f"{key}/{spec.id}")
+            setting.policy.release(f"{key}/{spec.id}")
     return Trajectory(key, task, spec.id, spec.hash, (), (), Outcome.INFRA, 0.0, problem)
 
 
 async def _once(
-    spec: HarnessSpec,
-    task: Task,
-    environment: Environment,
-    policy: Policy,
-    codec: Codec,
-    key: AttemptKey,
-    limits: Limits,
+    spec: HarnessSpec, task: Task, key: AttemptKey, setting: Setting
 ) -> tuple[Episode, Verdict]:
-    world = await environment.open(task)
+    world = await setting.environment.open(task)
     try:
-        episode = await run_episode(spec, task, environment, world, policy, codec, key, limits)
+        episode = await run_episode(
+            spec, task, setting.environment, world, setting.policy, setting.codec, key,
+            setting.limits,
+        )  # fmt: skip
         return episode, await world.verify()
     finally:
         await world.close()

@@ -1,47 +1,82 @@
-"""K attempts at one task, and the facts of a finished group."""
+"""K attempts at one task, many such groups at once, and the facts of a finished group."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from harness_s_jax.envs.base import Environment
-from harness_s_jax.harness.loop import Limits
 from harness_s_jax.harness.spec import HarnessSpec
-from harness_s_jax.rollout.attempt import run_attempt
-from harness_s_jax.types import AttemptKey, Codec, Group, Outcome, Policy, Task, Trajectory
+from harness_s_jax.rollout.attempt import Setting, run_attempt
+from harness_s_jax.types import AttemptKey, Group, Outcome, Task, Trajectory
 
 
-async def run_group(
-    members: Mapping[int, HarnessSpec],
-    task: Task,
-    environment: Environment,
-    policy: Policy,
-    codec: Codec,
-    limits: Limits,
-    *,
-    run_seed: int,
-    stage: str,
-    step: int,
-    purpose: str,
-    infra_retries: int,
-    deadline_s: float,
-) -> Group:
-    """Runs the attempts side by side. `members` maps an attempt's number, which seeds it, to its
-    harness: initial attempts are 0..K-1, rescue attempts K..2K-1 (contract 6)."""
+@dataclass(frozen=True)
+class Job:
+    """A group to run. `members` maps an attempt's number, which seeds it, to its harness: initial
+    attempts are 0..K-1, rescue attempts K..2K-1 (contract 6)."""
+
+    task: Task
+    members: Mapping[int, HarnessSpec]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where in a run groups belong: part of their seeds, and what they are counted as."""
+
+    run_seed: int
+    stage: str
+    step: int
+    purpose: str  # types.Group
+
+
+async def run_group(job: Job, phase: Phase, setting: Setting) -> Group:
+    """Runs the attempts side by side."""
     async with asyncio.TaskGroup() as running:
         started = [
             running.create_task(
                 run_attempt(
-                    spec, task, environment, policy, codec,
-                    AttemptKey(run_seed, stage, step, task.id, number), limits,
-                    infra_retries=infra_retries, deadline_s=deadline_s,
+                    spec,
+                    job.task,
+                    AttemptKey(phase.run_seed, phase.stage, phase.step, job.task.id, number),
+                    setting,
                 )
             )
-            for number, spec in members.items()
-        ]  # fmt: skip
-    trajectories = tuple(t.result() for t in started)
-    return Group(f"{run_seed}/{stage}/{step}/{task.id}/{purpose}", task, purpose, trajectories)
+            for number, spec in job.members.items()
+        ]
+    name = f"{phase.run_seed}/{phase.stage}/{phase.step}/{job.task.id}/{phase.purpose}"
+    return Group(name, job.task, phase.purpose, tuple(t.result() for t in started))
+
+
+async def run_groups(
+    jobs: Sequence[Job],
+    phase: Phase,
+    setting: Setting,
+    *,
+    concurrency: int,
+    finished: Callable[[Group], None] = lambda group: None,
+) -> list[Group]:
+    """Runs groups in order with about `concurrency` attempts in flight; returns them in order.
+
+    `finished` hears of each group as soon as it is over.
+    """
+    room = asyncio.Semaphore(concurrency)
+
+    async def run(job: Job, places: int) -> Group:
+        group = await run_group(job, phase, setting)
+        finished(group)
+        for _ in range(places):
+            room.release()
+        return group
+
+    async with asyncio.TaskGroup() as running:
+        started = []
+        for job in jobs:
+            places = min(len(job.members), concurrency)  # a larger group has the room to itself
+            for _ in range(places):
+                await room.acquire()
+            started.append(running.create_task(run(job, places)))
+    return [task.result() for task in started]
 
 
 def valid(group: Group) -> tuple[Trajectory, ...]:

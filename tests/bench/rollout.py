@@ -13,10 +13,12 @@ import time
 from pathlib import Path
 
 from harness_s_jax.envs.miniworld.world import MiniWorldEnvironment
-from harness_s_jax.evaluate import Plan, evaluate
+from harness_s_jax.evaluate import evaluate
 from harness_s_jax.harness.loop import Limits
 from harness_s_jax.harness.spec import load_pool
 from harness_s_jax.model.policy import SHIPPED, load_policy
+from harness_s_jax.rollout.attempt import Setting
+from harness_s_jax.rollout.group import Job, Phase
 from harness_s_jax.sampler.engine import Engine
 
 
@@ -37,25 +39,24 @@ def main() -> None:
         slots=options.slots, max_tokens=options.context_tokens,
         prefill_chunk=options.prefill_chunk, decode_steps=options.decode_steps,
     )  # fmt: skip
+    environment, h0 = MiniWorldEnvironment(), load_pool()[0]
+    setting = Setting(
+        environment, engine, stored.template, Limits(options.context_tokens, 96),
+        infra_retries=0, deadline_s=600.0,
+    )  # fmt: skip
+    phase = Phase(0, "bench", 0, "evaluation")
     result: dict[str, object] = {"options": vars(options)}
     rates: dict[str, float] = {}
     for name, concurrency, attempts in (
         ("together", 96, options.attempts),
         ("alone", 1, max(10, options.attempts // 20)),
     ):
-        plan = Plan(
-            stage="bench", specs=(load_pool()[0],), attempts={"h0": 1},
-            tasks=tuple(MiniWorldEnvironment().tasks("train", attempts)), seed=0,
-            limits=Limits(options.context_tokens, 96), concurrency=concurrency,
-            infra_retries=0, deadline_s=600.0,
-        )  # fmt: skip
+        jobs = [Job(task, {0: h0}) for task in environment.tasks("train", attempts)]
         before = engine.stats.sampled_tokens
         with tempfile.TemporaryDirectory() as folder:
             started = time.monotonic()
-            records = evaluate(
-                plan, MiniWorldEnvironment(), engine, stored.template,
-                Path(folder) / "records.jsonl", lambda line: None,
-            )  # fmt: skip
+            file = Path(folder) / "records.jsonl"
+            records = evaluate(jobs, phase, setting, concurrency, file, lambda line: None)
             seconds = time.monotonic() - started
         rates[name] = len(records) / seconds
         result[name] = {

@@ -13,16 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from experiments import appworld_4b, launcher
+from experiments import appworld_4b, figure1, launcher, warmstart
+from harness_s_jax import config as configs
 from harness_s_jax import evaluate
 from harness_s_jax.analysis.records import read_records
 from harness_s_jax.envs.miniworld.world import MiniWorldEnvironment
 from harness_s_jax.harness.loop import Limits
 from harness_s_jax.harness.spec import load_pool
+from harness_s_jax.rollout.attempt import Setting
+from harness_s_jax.rollout.group import Job, Phase
 from harness_s_jax.types import AttemptRecord
 
 ROOT = Path(__file__).parents[2]
 MAIN = "experiments/appworld_4b.py"
+FIGURE1 = "experiments/figure1.py"
 
 
 # --- in this process: the launcher with stages that do nothing ------------------------------------
@@ -74,15 +78,33 @@ NO_KEY = "there is no such key; "
         ("--config.limits.temperature=hot", "temperature=hot; it must be a number, as its defau"),
         ("--config.evaluation.tasks=0", "got 0 for config.evaluation.tasks; it must be between "),
         ("--config.evaluation.tasks=401", "got 401 for config.evaluation.tasks; it must be betw"),
-        ("--config.evaluation.h0_attempts=0", "got 0 for config.evaluation.h0_attempts; it must"),
+        ("--config.evaluation.validation_attempts=0", "got 0 for config.evaluation.validation_att"),
+        ("--config.evaluation.h0_attempts=3", "config.evaluation.h0_attempts; there is no such k"),
+        (
+            f"--config={FIGURE1}:debug --config.evaluation.h0_attempts=0",
+            "got 0 for config.evaluation.h0_attempts; it must",
+        ),
         ("--config.limits.temperature=nan", "got nan for config.limits.temperature; it must be "),
-        ("--config.evaluation.split=train", "it must be one of validation, test"),
+        (
+            f"--config={FIGURE1}:debug --config.evaluation.split=train",
+            "it must be one of validation, test",
+        ),
+        ("--config.method=ppo", "'ppo' for config.method; it must be one of grpo, h0_resample, mi"),
+        (
+            "--config.learner.row_tokens=255",
+            "got 256 for config.limits.context_tokens and 255 for config.learner.row_tokens; a row",
+        ),
+        (
+            "--config.train.tasks=40 --config.train.task_pool=39",
+            "got 40 for config.train.tasks and 39 for config.train.task_pool; a step draws its tas",
+        ),
         ("--config.evaluation.tasks", "Missing value for flag --config.evaluation.tasks"),
         ("--config.environment=appworld", "this version has only miniworld"),
         ("--config.variant=other", "got 'other' for config.variant; it must be one of debug, pap"),
-        ("--stages=evalute", "got the stage 'evalute'; this experiment has warmstart, evaluate"),
-        ("--stages=train", "the stage train is not in this version; it has warmstart, evaluate"),
-        ("--stages=", "got no stage to run; this experiment has warmstart, evaluate"),
+        ("--stages=evalute", "got the stage 'evalute'; this experiment has warmstart, train, eva"),
+        ("--stages=evolve", "the stage evolve is not in this version; it has warmstart, train, "),
+        ("--stages=train,evolve", "the stage evolve is not in this version; it has warmstart, tr"),
+        ("--stages=", "got no stage to run; this experiment has warmstart, train, eva"),
         ("evaluate", "got the argument 'evaluate'; every setting is a flag: --name=value"),
         (f"--config={MAIN}:huge", "it does not load: got the variant 'huge'; there are debug, pap"),
         ("--config=experiments/none.py", "there is no file experiments/none.py (seen from "),
@@ -95,7 +117,7 @@ NO_KEY = "there is no such key; "
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(run: Run, tmp_path, argument, sentence):
     workdir = tmp_path / "workdir"
-    code, out, err = run(f"--workdir={workdir}", argument)
+    code, out, err = run(f"--workdir={workdir}", *argument.split())
     assert code == 2
     assert out == ""
     assert err.startswith("appworld_4b: ")
@@ -104,6 +126,12 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run: Run, tmp_path, argume
     assert "Traceback" not in err
     assert not workdir.exists()
     assert run.ran == []
+
+
+@pytest.mark.parametrize("variant", appworld_4b.VARIANTS)
+@pytest.mark.parametrize("experiment", [appworld_4b, figure1, warmstart])
+def test_every_configuration_passes_the_checks_as_it_is(experiment, variant: str):
+    configs.check(experiment.get_config(variant).to_dict())
 
 
 def test_an_empty_workdir_is_refused(run: Run):
@@ -154,7 +182,7 @@ def test_another_configuration_on_the_same_workdir_names_the_keys(run: Run, tmp_
     assert code == 2
     assert "belongs to another configuration (evaluation.tasks: 8 -> 9; seed: 0 -> 4); give" in err
     assert (tmp_path / "config.json").read_bytes() == before
-    assert len(run.ran) == 2
+    assert [name for name, _ in run.ran] == list(appworld_4b.STAGES)  # of the first alone
 
 
 def test_many_differences_stay_one_short_sentence(run: Run, tmp_path: Path):
@@ -189,7 +217,7 @@ def test_the_chosen_variant_is_said_with_its_reason(run: Run, tmp_path: Path):
 def test_help_lists_every_flag_and_key(run: Run, arguments: list[str]):
     code, out, err = run(*arguments)
     assert (code, err) == (0, "")
-    for text in ("--config:", "--workdir:", "--stages:", "warmstart, evaluate", "--help:"):
+    for text in ("--config:", "--workdir:", "--stages:", "warmstart, train, evaluate", "--help:"):
         assert text in out
     assert "--config.evaluation.tasks=100\n" in out
     assert run.ran == []
@@ -219,14 +247,12 @@ def test_records_of_another_pool_are_refused_in_a_sentence(run: Run, tmp_path: P
         "context_tokens": 1, "shown": [], "effects": [], "detail": "",
     }  # fmt: skip
     (tmp_path / "evaluation-test.jsonl").write_text(json.dumps(first) + "\n")
-    plan = evaluate.Plan(
-        "evaluate/test", load_pool()[:1], {"h0": 1}, tuple(MiniWorldEnvironment().tasks("test", 1)),
-        0, Limits(64, 16), 1, 0, 60.0,
-    )  # fmt: skip
+    jobs = [Job(MiniWorldEnvironment().tasks("test", 1)[0], {0: load_pool()[0]})]
+    phase = Phase(0, "evaluate/test", 0, "evaluation")
+    setting = Setting(MiniWorldEnvironment(), None, None, Limits(64, 16), 0, 60.0)
 
     def stage(config, workdir, say) -> None:
-        file = workdir / "evaluation-test.jsonl"
-        evaluate.evaluate(plan, MiniWorldEnvironment(), None, None, file, say)
+        evaluate.evaluate(jobs, phase, setting, 1, workdir / "evaluation-test.jsonl", say)
 
     code, _, err = run(f"--workdir={tmp_path}", stages={"evaluate": stage})
     assert code == 2
@@ -236,13 +262,10 @@ def test_records_of_another_pool_are_refused_in_a_sentence(run: Run, tmp_path: P
 # --- in processes of their own --------------------------------------------------------------------
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "experiments.appworld_4b", *arguments]
-
-
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str, experiment: str = "appworld_4b") -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command(*arguments), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-m", f"experiments.{experiment}", *arguments],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )  # fmt: skip
 
@@ -267,18 +290,40 @@ def test_real_mistakes_and_help(tmp_path: Path):
 SMALL = ["--stages=evaluate", "--config.evaluation.tasks=8", "--config.rollout.concurrency=12"]
 
 
-def records(workdir: Path) -> dict[tuple[str, str, int], AttemptRecord]:
-    rows = read_records(workdir / "evaluation-test.jsonl")
+def records(file: Path) -> dict[tuple[str, str, int], AttemptRecord]:
+    rows = read_records(file)
     assert len({(r.harness, r.task, r.attempt) for r in rows}) == len(rows)
     return {(r.harness, r.task, r.attempt): r for r in rows}
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_safe_and_the_same_command_goes_on(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("experiment", "flag", "files", "result"),  # records as they are made, and what ends the stage
+    [
+        (
+            "figure1",
+            "--config.evaluation.split=test",
+            ["evaluation-test.jsonl"],
+            "report/evaluation-test.md",
+        ),
+        (
+            "appworld_4b",
+            "--config.evaluation.validation_tasks=8",
+            ["evaluation/validation-warmstart.jsonl", "evaluation/test-warmstart.jsonl"],
+            "evaluation/choices.json",
+        ),
+    ],
+    ids=["figure1", "appworld_4b"],
+)
+def test_ctrl_c_is_safe_and_the_same_command_goes_on(
+    tmp_path: Path, experiment: str, flag: str, files: list[str], result: str
+):
+    def begin(workdir: Path) -> subprocess.Popen[str]:
+        return start(*SMALL, flag, f"--workdir={workdir}", experiment=experiment)
+
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    uninterrupted = start(*SMALL, f"--workdir={whole}")
-    process = start(*SMALL, f"--workdir={broken}")
-    file = broken / "evaluation-test.jsonl"
+    uninterrupted, process = begin(whole), begin(broken)
+    file = broken / files[0]
     deadline = time.monotonic() + 240
     while not (file.exists() and file.read_bytes().count(b"\n") >= 24):
         assert process.poll() is None, process.communicate()
@@ -290,18 +335,20 @@ def test_ctrl_c_is_safe_and_the_same_command_goes_on(tmp_path: Path):
     assert err == ""
     assert out.splitlines()[-1] == "interrupted; the same command goes on from here"
     kept = file.read_bytes().count(b"\n")
+    assert not (broken / result).exists()
     assert not (broken / "report").exists()
 
-    resumed = start(*SMALL, f"--workdir={broken}")
+    resumed = begin(broken)
     out, err = resumed.communicate(timeout=240)
     assert (resumed.returncode, err) == (0, "")
     _, err = uninterrupted.communicate(timeout=240)
     assert (uninterrupted.returncode, err) == (0, "")
-    assert 24 <= kept < len(records(whole))
-    assert f"{kept} of {len(records(whole))} attempts are done already" in out
-    assert records(broken) == records(whole)
-    tables = [d / "report" / "evaluation-test.md" for d in (whole, broken)]
-    assert tables[0].read_text() == tables[1].read_text()
+    wanted = records(whole / files[0])
+    assert 24 <= kept < len(wanted)
+    assert f"{kept} of {len(wanted)} attempts are done already" in out
+    for name in files:
+        assert records(broken / name) == records(whole / name)
+    assert (broken / result).read_text() == (whole / result).read_text()
 
 
 def test_a_workdir_in_use_is_refused(run: Run, tmp_path: Path):

@@ -10,11 +10,12 @@ import numpy as np
 import optax
 import pytest
 
-from harness_s_jax.batch import pack_rows, train_batch
+from harness_s_jax.batch import lay_out, pack_rows
 from harness_s_jax.learner import supervised
+from harness_s_jax.learner.scores import token_scores
 from harness_s_jax.model import qwen3_5
 from harness_s_jax.model.config import Qwen35Config
-from harness_s_jax.types import Segment, TrainBatch
+from harness_s_jax.types import PackedRows, Segment
 
 pytestmark = pytest.mark.stack
 
@@ -38,14 +39,15 @@ PARAMS = qwen3_5.init_params(CONFIG, jax.random.key(1))
 
 
 @jax.jit
-def scored(batch: TrainBatch) -> tuple[jax.Array, jax.Array]:
+def scored(batch: PackedRows) -> tuple[jax.Array, jax.Array]:
     """What is tested, [B, T], and the model's own scores [B, T, V]."""
     hidden_BTD = qwen3_5.forward(PARAMS, CONFIG, batch.ids_BT, batch.segment_BT, batch.position_BT)
     logits_BTV = qwen3_5.logits(PARAMS, CONFIG, hidden_BTD)
-    return supervised.token_logp(PARAMS, CONFIG, batch), logits_BTV
+    logp_BT, _ = token_scores(PARAMS, CONFIG, batch, vocab_size=CONFIG.vocab_size)
+    return logp_BT, logits_BTV
 
 
-def step(params: qwen3_5.Params, batch: TrainBatch) -> tuple[qwen3_5.Params, float]:
+def step(params: qwen3_5.Params, batch: PackedRows) -> tuple[qwen3_5.Params, float]:
     """One update that leaves `params` alive, and the loss before it."""
     mine = jax.tree.map(jnp.copy, params)
     new, _, value = supervised.step(
@@ -54,7 +56,7 @@ def step(params: qwen3_5.Params, batch: TrainBatch) -> tuple[qwen3_5.Params, flo
     return new, float(value)
 
 
-def loss_and_gradient(params: qwen3_5.Params, batch: TrainBatch) -> tuple[float, list[np.ndarray]]:
+def loss_and_gradient(params: qwen3_5.Params, batch: PackedRows) -> tuple[float, list[np.ndarray]]:
     """Both read off one plain gradient step: there is only one program to compile."""
     new, value = step(params, batch)
     change = jax.tree.map(lambda old, now: np.asarray((old - now) / RATE), params, new)
@@ -76,8 +78,14 @@ def segment(length: int, seed: int) -> Segment:
 SEGMENTS = [segment(n, seed) for seed, n in enumerate((17, 9, 12, 20, 2, 1, 5))]
 
 
-def packed(segments: list[Segment] = SEGMENTS) -> TrainBatch:
-    return train_batch(segments, pack_rows(segments, ROW), ROW, ROWS)
+def rows_of(
+    segments: list[Segment], rows: list[list[int]], row_tokens: int = ROW, batch_rows: int = ROWS
+) -> PackedRows:
+    return lay_out(segments, range(len(segments)), rows, row_tokens, batch_rows)
+
+
+def packed(segments: list[Segment] = SEGMENTS) -> PackedRows:
+    return rows_of(segments, pack_rows(segments, ROW))
 
 
 def recomputed(logits_TV: jax.Array, ids_T: np.ndarray) -> np.ndarray:
@@ -90,11 +98,11 @@ def recomputed(logits_TV: jax.Array, ids_T: np.ndarray) -> np.ndarray:
 
 def alone(one: Segment) -> np.ndarray:
     """The same for a segment that has a whole batch to itself."""
-    _, logits_BTV = scored(train_batch([one], [[0]], ROW, ROWS))
+    _, logits_BTV = scored(rows_of([one], [[0]]))
     return recomputed(logits_BTV[0], one.ids_T)
 
 
-def places(batch: TrainBatch, segments: list[Segment]) -> list[tuple[int, slice]]:
+def places(batch: PackedRows, segments: list[Segment]) -> list[tuple[int, slice]]:
     """Row and columns of each segment."""
     found = {}
     for b, row in enumerate(pack_rows(segments, ROW)):
@@ -105,7 +113,7 @@ def places(batch: TrainBatch, segments: list[Segment]) -> list[tuple[int, slice]
     return [found[i] for i in range(len(segments))]
 
 
-def test_token_logp_is_the_log_softmax_of_each_segment_alone():
+def test_a_token_is_scored_by_the_log_softmax_of_each_segment_alone():
     batch = packed()
     assert len(pack_rows(SEGMENTS, ROW)) == ROWS  # rows are shared, and one ends in padding
     got_BT = np.asarray(scored(batch)[0])
@@ -119,7 +127,7 @@ def test_token_logp_is_the_log_softmax_of_each_segment_alone():
 
 def test_padding_does_not_change_a_segment():
     one = SEGMENTS[0]
-    _, bare_BTV = scored(train_batch([one], [[0]], len(one.ids_T), 1))
+    _, bare_BTV = scored(rows_of([one], [[0]], len(one.ids_T), 1))
     np.testing.assert_allclose(alone(one), recomputed(bare_BTV[0], one.ids_T), atol=1e-5)
 
 
@@ -173,7 +181,7 @@ def test_an_all_masked_batch_has_loss_zero_and_finite_zero_gradients(segments: l
 
 def test_the_gradient_is_finite_with_a_row_of_padding_and_huge_logits():
     params = PARAMS | {"embed_VD": PARAMS["embed_VD"] * 1e3}
-    batch = train_batch(SEGMENTS[:2], [[0, 1]], ROW, ROWS)
+    batch = rows_of(SEGMENTS[:2], [[0, 1]])
     value, gradient = loss_and_gradient(params, batch)
     assert np.isfinite(value)
     assert all(np.isfinite(g).all() for g in gradient)

@@ -13,7 +13,7 @@ from harness_s_jax.envs.miniworld.world import MiniWorldEnvironment, build, run_
 from harness_s_jax.harness.loop import Limits
 from harness_s_jax.harness.spec import HarnessSpec
 from harness_s_jax.harness.tools import write_action
-from harness_s_jax.rollout.attempt import run_attempt
+from harness_s_jax.rollout.attempt import Setting, run_attempt
 from harness_s_jax.types import (
     AttemptKey,
     InfraError,
@@ -136,15 +136,17 @@ class Policy:
         self.script.events.append("release")
 
 
+def setting(script: Script, retries: int, deadline_s: float, limits: Limits = WIDE) -> Setting:
+    return Setting(
+        Environment(script), Policy(script), ByteCodec(), limits,
+        infra_retries=retries, deadline_s=deadline_s,
+    )  # fmt: skip
+
+
 def attempt(
     script: Script, *, limits: Limits = WIDE, retries: int = 2, deadline_s: float = 5.0
 ) -> Trajectory:
-    return asyncio.run(
-        run_attempt(
-            SPEC, TASK, Environment(script), Policy(script), ByteCodec(), KEY, limits,
-            infra_retries=retries, deadline_s=deadline_s,
-        )
-    )  # fmt: skip
+    return asyncio.run(run_attempt(SPEC, TASK, KEY, setting(script, retries, deadline_s, limits)))
 
 
 def breaks(error: Exception, tries: int = 99) -> Callable[[int], None]:
@@ -224,10 +226,8 @@ def test_a_gold_attempt_in_the_embedded_world_is_solved():
         def release(self, session: str) -> None:
             self.turn = -1
 
-    run = run_attempt(
-        SPEC, task, environment, Gold(), ByteCodec(), KEY, WIDE, infra_retries=0, deadline_s=5.0
-    )
-    done = asyncio.run(run)
+    gold = Setting(environment, Gold(), ByteCodec(), WIDE, infra_retries=0, deadline_s=5.0)
+    done = asyncio.run(run_attempt(SPEC, task, KEY, gold))
     assert (done.outcome, len(done.turns)) == (Outcome.SOLVED, len(programs))
 
 
@@ -312,12 +312,7 @@ def test_cancellation_comes_out_and_gives_everything_back(place):
     script = Script(wait={place: 30.0})
 
     async def cancelled() -> None:
-        job = asyncio.create_task(
-            run_attempt(
-                SPEC, TASK, Environment(script), Policy(script), ByteCodec(), KEY, WIDE,
-                infra_retries=2, deadline_s=60.0,
-            )
-        )  # fmt: skip
+        job = asyncio.create_task(run_attempt(SPEC, TASK, KEY, setting(script, 2, 60.0)))
         while place not in script.events:  # noqa: ASYNC110 - the fakes stay plain
             await asyncio.sleep(0)
         job.cancel()
@@ -336,13 +331,7 @@ def test_attempts_side_by_side_do_not_disturb_one_another():
         script.says = (script.says, "done")
 
     async def together() -> list[Trajectory]:
-        runs = [
-            run_attempt(
-                SPEC, TASK, Environment(s), Policy(s), ByteCodec(), KEY, WIDE,
-                infra_retries=0, deadline_s=5.0,
-            )
-            for s in scripts
-        ]  # fmt: skip
+        runs = [run_attempt(SPEC, TASK, KEY, setting(s, 0, 5.0)) for s in scripts]
         return await asyncio.gather(*runs)
 
     alone = [attempt(Script(says=s.says, reward=s.reward)) for s in scripts]

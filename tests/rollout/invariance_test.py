@@ -9,7 +9,7 @@ from harness_s_jax.envs.miniworld.world import MiniWorldEnvironment
 from harness_s_jax.harness.loop import Limits
 from harness_s_jax.harness.spec import load_pool
 from harness_s_jax.model.policy import SHIPPED, load_policy
-from harness_s_jax.rollout.attempt import run_attempt
+from harness_s_jax.rollout.attempt import Setting, run_attempt
 from harness_s_jax.sampler.engine import Engine
 from harness_s_jax.types import AttemptKey, Trajectory
 
@@ -32,18 +32,22 @@ def run(policy: Engine, numbers: list[int]) -> dict[int, Trajectory]:
     h0, siblings = load_pool()
     specs = (h0, *siblings)
     tasks = MiniWorldEnvironment().tasks("train", 32)
+    setting = Setting(
+        MiniWorldEnvironment(), policy, STORED.template, LIMITS, infra_retries=0, deadline_s=300.0
+    )
 
     async def together() -> list[Trajectory]:
         return await asyncio.gather(
             *(
                 run_attempt(
-                    specs[n % len(specs)], tasks[n], MiniWorldEnvironment(), policy,
-                    STORED.template, AttemptKey(0, "test", 3, tasks[n].id, n), LIMITS,
-                    infra_retries=0, deadline_s=300.0,
+                    specs[n % len(specs)],
+                    tasks[n],
+                    AttemptKey(0, "test", 3, tasks[n].id, n),
+                    setting,
                 )
                 for n in numbers
             )
-        )  # fmt: skip
+        )
 
     return dict(zip(numbers, asyncio.run(together()), strict=True))
 

@@ -18,7 +18,7 @@ from harness_s_jax.harness.directions import DIRECTIONS
 from harness_s_jax.harness.loop import Limits
 from harness_s_jax.harness.ops import FinishCheck, Gate, Operation, Remind, Section
 from harness_s_jax.harness.spec import HarnessSpec, load_pool
-from harness_s_jax.rollout.attempt import run_attempt
+from harness_s_jax.rollout.attempt import Setting, run_attempt
 from harness_s_jax.rollout.scripted import Rates, ScriptedPolicy
 from harness_s_jax.types import AttemptKey, Outcome, SampleRequest, Task, ToolSpec, Trajectory
 
@@ -60,11 +60,8 @@ def attempt(
     codec, instance = ByteCodec(), build(task.family, task.payload["seed"])
     policy = ScriptedPolicy(task, instance, codec, END, rates, random.Random(seed))
     key = AttemptKey(0, "warmstart", 0, task.id, seed)
-    return asyncio.run(
-        run_attempt(
-            spec, task, ENVIRONMENT, policy, codec, key, limits, infra_retries=0, deadline_s=30.0
-        )
-    )
+    setting = Setting(ENVIRONMENT, policy, codec, limits, infra_retries=0, deadline_s=30.0)
+    return asyncio.run(run_attempt(spec, task, key, setting))
 
 
 def programs(trajectory: Trajectory) -> list[str]:

@@ -1,0 +1,184 @@
+"""One update of the policy: advantages, gradients over micro-batches, optimizer.
+
+What GRPO has and this leaves out: several updates a batch (one, on fresh attempts) and the KL term
+to a reference policy. All programs are compiled when the learner is built and sharded over a mesh.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from harness_s_jax.learner import advantage as advantages
+from harness_s_jax.learner.loss import Clip, Sums, policy_loss
+from harness_s_jax.model import shard
+from harness_s_jax.model.config import Qwen35Config
+from harness_s_jax.types import PackedRows, TrainBatch
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """The numbers of an update; none is in source."""
+
+    learning_rate: float
+    warmup_updates: int  # the learning rate grows linearly over these
+    weight_decay: float
+    max_grad_norm: float
+    clip_low: float
+    clip_high: float
+    std: advantages.Std
+    eps: float
+    aggregation: advantages.Aggregation
+
+    def optimizer(self) -> optax.GradientTransformation:
+        rate = optax.linear_schedule(0.0, self.learning_rate, self.warmup_updates)
+        return optax.chain(
+            optax.clip_by_global_norm(self.max_grad_norm),
+            # The schedule counts from 0, where its rate would be 0: an update for nothing.
+            optax.adamw(lambda count: rate(count + 1), b2=0.99, weight_decay=self.weight_decay),
+        )
+
+
+class State(NamedTuple):
+    """What training changes, sharded over the mesh."""
+
+    params: Any
+    opt_state: Any
+
+
+@dataclass(frozen=True)
+class Learner:
+    """The compiled programs of an update; calling one with another shape is an error."""
+
+    mesh: Mesh
+    weigh: Callable[..., Any]  # (reward_A, group_A, tokens_A) -> (advantage_A, weight_A)
+    blank: Callable[[], Any]  # () -> (gradient tree of zeros, Sums of zeros)
+    accumulate: Callable[..., Any]  # (params, (grads, sums), rows, advantage_A, weight_A) -> ...
+    apply: Callable[..., Any]  # (State, grads) -> (State, gradient norm)
+    compiled: int
+    compile_seconds: float
+
+
+def init_state(params: Any, hyper: Hyper, mesh: Mesh) -> State:
+    """A fresh optimizer beside a copy of the parameters, both sharded."""
+    state = State(params, jax.eval_shape(hyper.optimizer().init, params))
+    places = shard.shardings(mesh, state)
+    placed = jax.tree.map(lambda x, place: jax.device_put(np.array(x), place), params, places[0])
+    start = jax.jit(hyper.optimizer().init, out_shardings=places[1])
+    return State(placed, start(placed))
+
+
+def build(
+    state: State,
+    config: Qwen35Config,
+    hyper: Hyper,
+    mesh: Mesh,
+    *,
+    vocab_size: int,
+    attempts: int,
+    micro_rows: int,
+    row_tokens: int,
+) -> Learner:
+    """Compiles an update for batches of these sizes.
+
+    Raises:
+      ValueError: the rows of a micro-batch do not divide by the devices that share them.
+    """
+    if micro_rows % mesh.shape["fsdp"]:
+        raise ValueError(
+            f"got micro-batches of {micro_rows} rows for {mesh.shape['fsdp']} devices to share; "
+            f"give a multiple"
+        )
+    started = time.perf_counter()
+    places = shard.shardings(mesh, state)
+    whole, by_row = shard.replicated(mesh), shard.sharding_of(mesh, "_BT", (micro_rows, row_tokens))
+    carry_places = (places.params, Sums(*[whole] * len(Sums._fields)))
+    loss = functools.partial(
+        policy_loss,
+        config=config,
+        clip=Clip(hyper.clip_low, hyper.clip_high),
+        vocab_size=vocab_size,
+    )
+
+    def weigh(reward_A: Any, group_A: Any, tokens_A: Any) -> Any:
+        advantage_A, teaches_A = advantages.advantages(
+            reward_A, group_A, std=hyper.std, eps=hyper.eps
+        )
+        return advantage_A, advantages.token_weights(
+            teaches_A, tokens_A, aggregation=hyper.aggregation
+        )
+
+    def blank() -> Any:
+        return jax.tree.map(jnp.zeros_like, state.params), Sums.zero()
+
+    def accumulate(params: Any, carry: Any, rows: PackedRows, advantage_A: Any, weight_A: Any):
+        grads, sums = jax.grad(loss, has_aux=True)(
+            params, rows=rows, advantage_A=advantage_A, weight_A=weight_A
+        )
+        return jax.tree.map(jnp.add, carry[0], grads), carry[1].add(sums)
+
+    def apply(state: State, grads: Any) -> Any:
+        updates, opt_state = hyper.optimizer().update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        return State(params, opt_state), optax.global_norm(grads)
+
+    reward_A, number_A = np.zeros(attempts, np.float32), np.zeros(attempts, np.int32)
+    rows = PackedRows.empty(micro_rows, row_tokens)
+    carry = jax.eval_shape(blank)
+    programs = {
+        "weigh": jax.jit(weigh, in_shardings=whole, out_shardings=whole).lower(
+            reward_A, number_A, number_A
+        ),
+        "blank": jax.jit(blank, out_shardings=carry_places).lower(),
+        "accumulate": jax.jit(
+            accumulate,
+            in_shardings=(places.params, carry_places, by_row, whole, whole),
+            out_shardings=carry_places,
+            donate_argnums=1,
+        ).lower(state.params, carry, rows, reward_A, reward_A),
+        "apply": jax.jit(
+            apply,
+            in_shardings=(places, places.params),
+            out_shardings=(places, whole),
+            donate_argnums=0,
+        ).lower(state, carry[0]),
+    }
+    compiled = {name: program.compile() for name, program in programs.items()}
+    return Learner(
+        mesh, **compiled, compiled=len(compiled), compile_seconds=time.perf_counter() - started
+    )
+
+
+def update(learner: Learner, state: State, batch: TrainBatch) -> tuple[State, dict[str, float]]:
+    """One update; `state` is donated. A batch in which no group teaches changes nothing at all.
+
+    Returns the new state and what to report.
+    """
+    if not batch.rows:
+        return state, {"learner/updated": 0.0}
+    weights = learner.weigh(batch.reward_A, batch.group_A, batch.tokens_A)
+    grads, sums = learner.blank()
+    for rows in batch.rows:  # the device works while the next rows are sent
+        grads, sums = learner.accumulate(state.params, (grads, sums), rows, *weights)
+    state, norm = learner.apply(state, grads)
+    sums, norm = jax.device_get((sums, norm))
+    tokens = max(1.0, float(sums.tokens))
+    return state, {
+        "learner/updated": 1.0,
+        "learner/loss": float(sums.loss),
+        "learner/grad_norm": float(norm),
+        "learner/tokens": float(sums.tokens),
+        "learner/entropy": float(sums.entropy) / tokens,
+        "learner/kl_to_sampler": float(sums.kl) / tokens,
+        "learner/clipped_fraction": float(sums.clipped) / tokens,
+        "learner/logp_gap_max": float(sums.gap),
+    }

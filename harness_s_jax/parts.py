@@ -1,0 +1,76 @@
+"""Puts a run's parts together from its configuration; the joins begin with this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness_s_jax.config import ConfigError
+from harness_s_jax.envs.base import Environment
+from harness_s_jax.envs.miniworld.world import MiniWorldEnvironment
+from harness_s_jax.harness.loop import Limits
+from harness_s_jax.harness.spec import HarnessSpec, load_pool
+from harness_s_jax.model.policy import StoredPolicy, load_policy
+from harness_s_jax.rollout.attempt import Setting
+from harness_s_jax.sampler.engine import Engine
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The policy as stored, its sampler, the harnesses and the task set."""
+
+    stored: StoredPolicy
+    engine: Engine
+    setting: Setting
+    h0: HarnessSpec
+    siblings: tuple[HarnessSpec, ...]
+
+    @property
+    def environment(self) -> Environment:
+        return self.setting.environment
+
+    @property
+    def specs(self) -> dict[str, HarnessSpec]:
+        """Every harness by its id, H0 first."""
+        return {spec.id: spec for spec in (self.h0, *self.siblings)}
+
+
+def read_policy(directory: Path) -> StoredPolicy:
+    """Raises ConfigError with a sentence if the policy there cannot be used."""
+    try:
+        return load_policy(directory)
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"cannot use the policy in {directory}: {e}") from None
+
+
+def assemble(config: Any, directory: Path, stage: str, say: Callable[[str], None]) -> Parts:
+    """Loads the policy in `directory` and compiles its sampler.
+
+    Raises:
+      ConfigError: the policy cannot be used.
+    """
+    stored = read_policy(directory)
+    engine = Engine(
+        stored.params,
+        stored.config,
+        vocab_size=stored.template.vocab_size,
+        stop_ids=stored.template.stop_ids,
+        max_tokens=config.limits.context_tokens,
+        **config.sampler,
+    )
+    say(
+        f"{stage}: the sampler's {engine.stats.compiled_programs} programs compiled in "
+        f"{engine.stats.compile_seconds:.1f} s"
+    )
+    setting = Setting(
+        environment=MiniWorldEnvironment(),
+        policy=engine,
+        codec=stored.template,
+        limits=Limits(**config.limits),
+        infra_retries=config.rollout.infra_retries,
+        deadline_s=config.rollout.deadline_s,
+    )
+    h0, siblings = load_pool()
+    return Parts(stored, engine, setting, h0, siblings)

@@ -1,0 +1,1 @@
+"""Which harnesses a task should be tried under, from validation outcomes alone."""

@@ -1,0 +1,100 @@
+"""What is read from a workdir, and the sentences where that cannot be."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from harness_s_jax.analysis import runs
+from tests.analysis.workdirs import CHOICES, TRAINED, train_line, workdir
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> runs.Run:
+    return runs.read_run(workdir(tmp_path / "run"))
+
+
+def test_conditions_pick_their_records(run: runs.Run):
+    got = {
+        (state, condition): {(r.harness, r.task) for r in runs.chosen(run, state, condition)}
+        for state in runs.STATES
+        for condition in runs.CONDITIONS
+    }
+    tasks = ("t0", "t1", "t2", "t3")
+    assert got["warmstart", "H0"] == got["trained", "H0"] == {("h0", t) for t in tasks}
+    assert got["warmstart", "H_best"] == {("fix", t) for t in tasks}
+    assert got["trained", "H_best"] == {("other", t) for t in tasks}
+    assert got["warmstart", "H_rank1"] == {
+        (h, t) for t, h in CHOICES["warmstart"]["h_rank1"].items()
+    }
+    assert got["trained", "H_rank1"] == {(h, t) for t, h in CHOICES["trained"]["h_rank1"].items()}
+
+
+def test_paired_interval_holds_its_mean_and_needs_three_attempts_in_both(run: runs.Run):
+    before, after = (runs.chosen(run, state, "H_best") for state in runs.STATES)
+    average, passed = runs.paired(before, after)
+    assert (average.n, passed.n) == (3, 3)
+    assert average.low <= average.mean <= average.high
+    assert runs.paired(before, [])[0].n == 0
+
+
+def test_resumed_run_counts_each_step_once(tmp_path: Path):
+    path = workdir(tmp_path / "run", lines=[train_line(0), train_line(1), train_line(2)])
+    again = [{**train_line(n), "group/effective_fraction": 0.875} for n in (2, 3)]
+    text = (path / "metrics.jsonl").read_text()
+    (path / "metrics.jsonl").write_text(
+        text + '{"time": 3.0, "stage": "tr'  # killed here, resumed, killed again
+        + "".join(json.dumps(line) + "\n" for line in again) + '{"time": 4.0, "sta'
+    )  # fmt: skip
+    run = runs.read_run(path)
+    assert [s["step"] for s in run.steps] == [0, 1, 2, 3]
+    assert run.steps[2]["group/effective_fraction"] == 0.875
+    assert (path / "metrics.jsonl").read_text().endswith('"sta')  # may still be written to
+
+
+@pytest.mark.parametrize(
+    ("file", "stages"),
+    [
+        ("config.json", "train,evaluate"),
+        ("metrics.jsonl", "train,evaluate"),
+        ("evaluation/choices.json", "evaluate"),
+        ("evaluation/test-warmstart.jsonl", "evaluate"),
+        ("evaluation/test-trained.jsonl", "evaluate"),
+    ],
+)
+def test_missing_and_broken_files_say_what_to_run(tmp_path: Path, file: str, stages: str):
+    path = workdir(tmp_path / "run")
+    (path / file).write_text("[1, 2]\n")
+    with pytest.raises(ValueError, match="cannot use") as wrong:
+        runs.read_run(path)
+    (path / file).unlink()
+    with pytest.raises(ValueError, match="there is no") as missing:
+        runs.read_run(path)
+    for caught in (wrong, missing):
+        assert Path(file).name in str(caught.value)
+        assert str(caught.value).endswith(f"--workdir={path} --stages={stages}")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "why"),
+    [
+        ("config.json", '{"method": "grpo", "seed": 0, "train": {}}', "has no 'train.steps'"),
+        ("metrics.jsonl", '{"stage": "evaluate"}\n', "holds no step of training"),
+        ("metrics.jsonl", '{"stage": "train", "st\n{}\n', "line 1 is no JSON"),
+        ("evaluation/choices.json", '{"rare": [], "trained": {}}', "has no 'warmstart'"),
+        ("evaluation/test-trained.jsonl", "", "holds no attempt under h0"),
+    ],
+)
+def test_wrong_content_is_named(tmp_path: Path, file: str, text: str, why: str):
+    path = workdir(tmp_path / "run")
+    (path / file).write_text(text)
+    with pytest.raises(ValueError, match=re.escape(why)):
+        runs.read_run(path)
+
+
+def test_chosen_harness_without_an_attempt(tmp_path: Path):
+    trained = {h: t for h, t in TRAINED.items() if h != "other"}
+    with pytest.raises(ValueError, match="no attempt under other"):
+        runs.read_run(workdir(tmp_path / "run", trained=trained))
