@@ -39,6 +39,9 @@ def nearest(word: str, keys: Sequence[str]) -> list[str]:
         by_end.setdefault(key.rpartition(".")[2], []).append(key)
     ends = difflib.get_close_matches(word.rpartition(".")[2], list(by_end), n=2, cutoff=0.7)
     found = [key for end in ends for key in by_end[end]]
+    groups = {key.rpartition(".")[0] for key in found}
+    if near := difflib.get_close_matches(word.rpartition(".")[0], groups, n=1):
+        found = [key for key in found if key.rpartition(".")[0] == near[0]]
     return found[:3] or difflib.get_close_matches(word, keys, n=3, cutoff=0.85)
 
 

@@ -62,7 +62,7 @@ def evaluate(
         say(f"{phase.stage}: {len(wanted) - left} of {len(wanted)} attempts are done already")
     if todo:
         progress = Progress(phase.stage, left, say)
-        with file.open("a") as out:
+        with metrics.appending(file) as out:
 
             def keep(group: Group) -> None:
                 for trajectory in group.trajectories:

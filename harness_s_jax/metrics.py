@@ -9,7 +9,7 @@ import resource
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 # Name (a part in <> varies) -> (unit, what it says).
 METRICS: dict[str, tuple[str, str]] = {
@@ -38,7 +38,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "learner/grad_norm": ("norm", "of the gradient, before it is clipped"),
     "learner/tokens": ("tokens", "that the loss counts"),
     "learner/entropy": ("nats", "of the policy at those tokens"),
-    "learner/kl_to_sampler": ("nats", "k3 estimate of KL(sampler || learner) at those tokens"),
+    "learner/kl_to_sampler": ("nats", "k3 estimate of KL(sampler, learner) at those tokens"),
     "learner/clipped_fraction": ("share", "tokens whose gradient the clip takes away"),
     "learner/logp_gap_max": ("nats", "largest difference of log-probability, learner and sampler"),
     "validation/h0_success": ("share", "mean reward of validation attempts under H0"),
@@ -114,20 +114,27 @@ def write(workdir: Path, stage: str, values: Mapping[str, float], step: int | No
     head = {"time": round(time.time(), 3), "stage": stage}
     if step is not None:
         head["step"] = step
-    with (workdir / "metrics.jsonl").open("a") as out:
+    with appending(workdir / "metrics.jsonl") as out:
         out.write(json.dumps({**head, **clean}) + "\n")
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; a last line that a kill left unfinished is cut off it."""
+    """The objects of a JSON-lines file. A last line that a kill left unfinished is none."""
     if not file.exists():
         return []
     data = file.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        with file.open("r+b") as f:
-            f.truncate(whole)
-    return [json.loads(line) for line in data[:whole].splitlines()]
+    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+
+
+def appending(file: Path) -> TextIO:
+    """Opens a JSON-lines file to add to it; what a kill left unfinished is cut off first."""
+    if file.exists():
+        data = file.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            with file.open("r+b") as f:
+                f.truncate(whole)
+    return file.open("a")
 
 
 def rewind(workdir: Path, stage: str, step: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from harness_s_jax.metrics import read_lines
+from harness_s_jax.metrics import appending, read_lines
 from harness_s_jax.rollout.group import all_failed
 from harness_s_jax.types import Decision, Group, Outcome, Task, Trajectory
 
@@ -43,7 +43,7 @@ def route(
     replayed, not asked again (contract 9d of the design).
     """
     decisions = {}
-    with log.open("a") as out:
+    with appending(log) as out:
         for task in (group.task for group in failed):
             if (decision := logged.get((step, task.id))) is None:
                 decision = choose(task)

@@ -138,20 +138,23 @@ def test_no_file_has_no_lines(tmp_path: Path):
     assert not (tmp_path / "none.jsonl").exists()
 
 
-def test_an_unfinished_last_line_is_cut_off_the_file_wherever_it_stops(tmp_path: Path):
+def test_an_unfinished_last_line_is_none_and_is_cut_off_before_the_next(tmp_path: Path):
     file = tmp_path / "lines.jsonl"
     whole = b'{"a": 1}\n{"b": null}\n'
     last = json.dumps({"c": "gr\u00f6\u00dfer \u2028"}, ensure_ascii=False).encode() + b"\n"
     for cut in range(len(last)):
         file.write_bytes(whole + last[:cut])
         assert metrics.read_lines(file) == [{"a": 1}, {"b": None}]
-        assert file.read_bytes() == whole
+        assert file.read_bytes() == whole + last[:cut]  # a reader leaves the file as it is
+        with metrics.appending(file):
+            assert file.read_bytes() == whole
     file.write_bytes(whole + last)
     assert metrics.read_lines(file)[2] == {"c": "größer \u2028"}
     assert file.read_bytes() == whole + last  # nothing to cut
     file.write_bytes(last[:-1])
     assert metrics.read_lines(file) == []
-    assert file.read_bytes() == b""
+    with metrics.appending(file):
+        assert file.read_bytes() == b""
 
 
 def test_what_is_written_after_a_cut_is_whole(tmp_path: Path):
@@ -219,7 +222,8 @@ def test_rewind_without_a_file_and_of_an_unfinished_line(tmp_path: Path):
     with (tmp_path / "metrics.jsonl").open("a") as out:
         out.write('{"time": 1.0, "stage": "train", "step": 5, "lear')
     metrics.rewind(tmp_path, "train", 4)
-    assert (tmp_path / "metrics.jsonl").read_bytes() == whole
+    with metrics.appending(tmp_path / "metrics.jsonl"):
+        assert (tmp_path / "metrics.jsonl").read_bytes() == whole
 
 
 @pytest.mark.parametrize("method", ["write_text", "replace"])

@@ -32,7 +32,7 @@ def record_of(trajectory: Trajectory) -> AttemptRecord:
 
 
 def read_records(file: Path) -> list[AttemptRecord]:
-    """The records of a file; an unfinished last line, left by a kill, is cut off the file."""
+    """The records of a file. A last line that a kill left unfinished is none."""
     lists = ("needs", "shown", "effects")
     rows = read_lines(file)
     return [AttemptRecord(**row | {k: tuple(row[k]) for k in lists}) for row in rows]

@@ -12,6 +12,7 @@ from typing import Any
 from harness_s_jax.analysis import tables
 from harness_s_jax.analysis.records import read_records
 from harness_s_jax.analysis.statistics import Interval, bootstrap, pass_at_k
+from harness_s_jax.metrics import read_lines
 from harness_s_jax.types import AttemptRecord
 
 CONDITIONS = ("H0", "H_best", "H_rank1")
@@ -52,7 +53,7 @@ def read_run(workdir: Path) -> Run:
         config = json.loads(file.read_bytes())
         settings = {key: _setting(config, key) for key in SETTINGS}
     with _needed(workdir, "metrics.jsonl", "train,evaluate") as file:
-        steps = _train_lines(file.read_text(encoding="utf-8"))
+        steps = _train_lines(file)
     with _needed(workdir, "evaluation/choices.json", "evaluate") as file:
         stored = json.loads(file.read_bytes())
         choices = {s: Choices(stored[s]["h_best"], dict(stored[s]["h_rank1"])) for s in STATES}
@@ -90,25 +91,12 @@ def _setting(config: Any, key: str) -> Any:
     return config
 
 
-def _train_lines(text: str) -> tuple[Step, ...]:
-    """The last line of each step: a run that was resumed may have made a step twice.
-
-    What a kill cut short ends the file, or the next run's first line follows on its heels.
-    """
-    steps: dict[int, Step] = {}
-    lines = text.split("\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line[max(0, line.rfind('{"time"')) :])
-        except json.JSONDecodeError:
-            if number == len(lines):
-                break
-            raise ValueError(f"line {number} is no JSON") from None
-        if row["stage"] == "train" and "step" in row:
-            steps[row["step"]] = row
-    if not steps:
+def _train_lines(file: Path) -> tuple[Step, ...]:
+    """The lines of training's steps, in order."""
+    rows = [row for row in read_lines(file) if row["stage"] == "train" and "step" in row]
+    if not rows:
         raise ValueError("it holds no step of training")
-    return tuple(steps[n] for n in sorted(steps))
+    return tuple(sorted(rows, key=lambda row: row["step"]))
 
 
 def chosen(run: Run, state: str, condition: str) -> list[AttemptRecord]:
