@@ -91,7 +91,7 @@ _RANGES: dict[str, tuple[float | None, float | None]] = {
     "learner.row_tokens": (1, None),
     "learner.micro_rows": (1, None),
     "learner.hyper.learning_rate": (0.0, 1.0),
-    "learner.hyper.warmup_updates": (0, None),
+    "learner.hyper.warmup_updates": (1, None),
     "learner.hyper.weight_decay": (0.0, 1.0),
     "learner.hyper.max_grad_norm": (1e-6, 1e9),
     "learner.hyper.clip_low": (0.0, 1.0),

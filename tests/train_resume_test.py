@@ -51,7 +51,7 @@ def assert_equal(one: Path, other: Path) -> None:
     profiles = "profiles/stage-0.json"
     assert (one / profiles).read_bytes() == (other / profiles).read_bytes()
     decisions = [sorted(metrics.read_lines(d / "decisions.jsonl"), key=str) for d in (one, other)]
-    assert decisions[0] == decisions[1]
+    assert decisions[0] == decisions[1] != []
     for workdir in (one, other):
         saved = sorted(int(d.name) for d in (workdir / "checkpoints" / "train").iterdir())
         assert saved[-1] == lines(workdir)[-1]["step"]
@@ -76,11 +76,17 @@ def test_lost_attempts_are_neither_failures_nor_a_reason_to_rescue(whole: Run, t
     failed = [task for step, task in whole.watch.failed() if step == 1]
     all_lost, one_lost = failed[:2]
     ranking = whole.decisions[1, one_lost]["ranking"]
+    solved, winner = next(
+        (t.task.id, t.key.attempt)
+        for t in whole.watch.of("initial")
+        if (t.key.step, t.outcome) == (1, Outcome.SOLVED)
+    )
 
     def session(task: str, number: int, harness: str) -> str:
         return f"{AttemptKey(0, 'train', 1, task, number)}/{harness}"
 
     for_good = {session(all_lost, n, "h0") for n in range(K)} | {session(one_lost, 1, "h0")}
+    for_good |= {session(solved, (winner + 1) % K, "h0")}
     # A sibling and the one that replaces it.
     for_good |= {session(one_lost, K + 2, ranking[place]) for place in (2, K)}
     once = session(one_lost, 0, "h0")
@@ -95,12 +101,13 @@ def test_lost_attempts_are_neither_failures_nor_a_reason_to_rescue(whole: Run, t
     rescued = watch.by_task("rescue")
     assert set(run.decisions) == set(rescued) == {(1, task) for task in failed} - {(1, all_lost)}
     assert line["group/dropped"] == 1.0
-    assert line["count/initial_infra"] == K + 1
-    assert line["count/initial_attempts"] == TASKS * K - (K + 1)
+    assert line["count/initial_infra"] == K + 2
+    assert line["count/initial_attempts"] == TASKS * K - (K + 2)
     kept = [t for t in watch.of("initial") if t.outcome != Outcome.INFRA]
     assert line["rollout/initial_success"] == pytest.approx(np.mean([t.reward for t in kept]))
-    (batch,) = watch.batches
-    assert Counter(batch.group_A.tolist()) == {-1: K, **dict.fromkeys(range(TASKS - 1), K)}
+    sizes = Counter(watch.batches[0].group_A.tolist())
+    assert sizes.pop(-1) == K + 1
+    assert sorted(sizes.values()) == [K - 1] + [K] * (TASKS - 2)
 
     # K - 1 valid failures are rescued; a lost sibling gives way to the next of the ranking.
     tried = [t for t in watch.of("rescue") if (t.task.id, t.key.attempt) == (one_lost, K + 2)]
@@ -227,9 +234,7 @@ class Training:
     @property
     def steps(self) -> int:
         """Steps done, by what this start or an earlier one has recorded."""
-        file = self.workdir / "metrics.jsonl"
-        data = file.read_bytes() if file.exists() else b""
-        rows = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+        rows = metrics.read_lines(self.workdir / "metrics.jsonl")
         return max((row.get("step", 0) for row in rows), default=0)
 
     def until(self, condition: Callable[[], bool]) -> None:
@@ -341,5 +346,3 @@ def test_killed_at_five_moments_and_resumed_equals_unkilled(tmp_path: Path, trai
     assert done(run.out.splitlines()) == FLAGS["train.steps"]
     print(f"all: {time.monotonic() - begun:.1f} s")
     assert_equal(whole, broken)
-    rows = metrics.read_lines(broken / "decisions.jsonl")
-    assert len({(row["step"], row["task"]) for row in rows}) == len(rows) > 0

@@ -30,7 +30,7 @@ class Hyper:
     """The numbers of an update; none is in source."""
 
     learning_rate: float
-    warmup_updates: int  # the learning rate grows linearly over these
+    warmup_updates: int  # the learning rate grows linearly over these; 1: at once
     weight_decay: float
     max_grad_norm: float
     clip_low: float
@@ -129,7 +129,7 @@ def build(
     def apply(state: State, grads: Any) -> Any:
         updates, opt_state = hyper.optimizer().update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        return State(params, opt_state), optax.global_norm(grads)
+        return State(params, opt_state), optax.tree.norm(grads)
 
     reward_A, number_A = np.zeros(attempts, np.float32), np.zeros(attempts, np.int32)
     rows = PackedRows.empty(micro_rows, row_tokens)

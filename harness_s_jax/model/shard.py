@@ -43,8 +43,8 @@ def sharding_of(mesh: Mesh, name: str, shape: tuple[int, ...]) -> NamedSharding:
 
 
 def shardings(mesh: Mesh, tree: Any) -> Any:
-    """The shardings of a tree whose leaves are named by their last dictionary key or field: the
-    parameters, an optimizer's state of them, or packed rows."""
+    """The shardings of a tree whose leaves are named by their last dictionary key: the parameters,
+    or an optimizer's state of them. Other leaves are whole."""
 
     def of(path: Any, leaf: Any) -> NamedSharding:
         names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]

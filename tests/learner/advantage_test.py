@@ -68,8 +68,9 @@ def reference(reward_A: Any, group_A: Any, std: Std) -> tuple[np.ndarray, np.nda
         divisor = {"population": rewards.std(), "sample": rewards.std(ddof=1), "none": 1 - EPS}
         advantage_A[places] = (rewards - rewards.mean()) / (divisor[std] + EPS)
         teaches_A[places] = True
-        # A mean in float32 is off by some ulps of the largest reward, which a small std magnifies.
-        ulps = 1e-6 * np.abs(rewards).max() / (divisor[std] + EPS)
+        # A mean in float32 is off by some ulps of the largest reward, which a small std magnifies;
+        # what is too small for a normal number is 0.
+        ulps = (1e-6 * np.abs(rewards).max() + 1e-35) / (divisor[std] + EPS)
         allowed_A[places] = 2e-6 * np.abs(advantage_A[places]).max() + ulps
     return advantage_A, teaches_A, allowed_A
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from harness_s_jax.batch import lay_out, pack_rows
-from harness_s_jax.learner.loss import Clip, Sums, policy_loss
+from harness_s_jax.learner import loss
+from harness_s_jax.learner.loss import Clip, Sums
 from harness_s_jax.learner.scores import token_scores
 from harness_s_jax.model import qwen3_5
 from harness_s_jax.model.config import Qwen35Config
@@ -27,9 +28,9 @@ CONFIG = Qwen35Config(
 )  # fmt: skip
 KNOWN = 37  # the ids from here on are the model's padding
 ROW, ROWS, ATTEMPTS = 32, 4, 6
-UNTAUGHT = 4  # this attempt weighs 0
 CLIP = Clip(low=0.2, high=0.35)
 PARAMS = qwen3_5.init_params(CONFIG, jax.random.key(1))
+SEEDS = range(6)
 HEAD_DV = np.asarray(PARAMS["head_DV"], np.float64)
 
 
@@ -45,15 +46,17 @@ def hidden(rows: PackedRows) -> jax.Array:
     return qwen3_5.forward(PARAMS, CONFIG, rows.ids_BT, rows.segment_BT, rows.position_BT)
 
 
-@jax.jit
-def loss_sums_gradient(
-    rows: PackedRows, advantage_A: Any, weight_A: Any
-) -> tuple[tuple[jax.Array, Sums], jax.Array]:
-    def loss(head_DV: jax.Array) -> tuple[jax.Array, Sums]:
-        params, given = PARAMS | {"head_DV": head_DV}, (rows, advantage_A, weight_A)
-        return policy_loss(params, CONFIG, *given, clip=CLIP, vocab_size=KNOWN)
+def policy_loss(params: Any, rows: PackedRows, advantage_A: Any, weight_A: Any) -> Any:
+    given = (params, CONFIG, rows, advantage_A, weight_A)
+    return loss.policy_loss(*given, clip=CLIP, vocab_size=KNOWN)
 
-    return jax.value_and_grad(loss, has_aux=True)(PARAMS["head_DV"])
+
+@jax.jit
+def loss_sums_gradient(rows: PackedRows, advantage_A: Any, weight_A: Any) -> Any:
+    def of_head(head_DV: jax.Array) -> tuple[jax.Array, Sums]:
+        return policy_loss(PARAMS | {"head_DV": head_DV}, rows, advantage_A, weight_A)
+
+    return jax.value_and_grad(of_head, has_aux=True)(PARAMS["head_DV"])
 
 
 def run(case: Case, **changes: Any) -> tuple[float, Sums, np.ndarray]:
@@ -82,16 +85,12 @@ def of_ids(values_BTV: np.ndarray, ids_BT: np.ndarray) -> np.ndarray:
 
 
 def counted(case: Case) -> np.ndarray:
-    """Which places count, written as the loop it is."""
-    counted_BT = np.zeros(case.rows.ids_BT.shape, bool)
-    for b, t in zip(*np.nonzero(case.rows.sampled_BT), strict=True):
-        counted_BT[b, t] = case.weight_A[case.rows.attempt_BT[b, t]] > 0
-    return counted_BT
+    """Which places count."""
+    taught = [a for a in range(ATTEMPTS) if case.weight_A[a] > 0]
+    return case.rows.sampled_BT & np.isin(case.rows.attempt_BT, taught)
 
 
-class Reference(NamedTuple):
-    """Of the tokens that count, one after another."""
-
+class Reference(NamedTuple):  # of the tokens that count, one after another
     weight_n: np.ndarray
     advantage_n: np.ndarray
     ratio_n: np.ndarray
@@ -115,14 +114,19 @@ def reference(case: Case, head_DV: np.ndarray = HEAD_DV) -> Reference:
     return Reference(case.weight_A.astype(np.float64)[attempt_n], advantage_n, ratio_n, clipped_n)
 
 
+def slopes(case: Case) -> np.ndarray:
+    """d loss / d log p of the tokens that count, by hand: -weight * ratio * A unless clipped."""
+    ref = reference(case)
+    return np.where(ref.clipped_n, 0.0, -ref.weight_n * ref.ratio_n * ref.advantage_n)
+
+
 def reference_gradient(case: Case) -> np.ndarray:
-    """d loss / d head [D, V]. By hand: d loss / d log p = -weight * ratio * A unless clipped."""
-    ref, here = reference(case), counted(case)
-    slope_n = np.where(ref.clipped_n, 0.0, -ref.weight_n * ref.ratio_n * ref.advantage_n)
+    """d loss / d head [D, V]."""
+    here = counted(case)
     slope_nV = -np.exp(distributions(case)[here])
     slope_nV[np.arange(len(slope_nV)), case.rows.ids_BT[here]] += 1.0
-    temperature_n = case.rows.temperature_BT[here].astype(np.float64)
-    slope_nV *= (slope_n / np.where(temperature_n == 0, 1.0, temperature_n))[:, None]
+    temperature_n = case.rows.temperature_BT[here]
+    slope_nV *= (slopes(case) / np.where(temperature_n == 0, 1.0, temperature_n))[:, None]
     b, t = np.nonzero(here)
     return case.hidden_BTD[b, t - 1].T @ slope_nV
 
@@ -150,24 +154,16 @@ def make(seed: int) -> Case:
                 for a, n in zip(owners, rng.integers(5, 11, len(owners)), strict=True)]  # fmt: skip
     rows = lay_out(segments, owners, pack_rows(segments, ROW), ROW, ROWS)
     # Both signs, whichever attempts have which temperature.
-    advantage_A = rng.permutation(np.asarray([1.5, 0.8, 0.4, -0.5, -0.9, -1.6]))
-    weight_A = rng.uniform(0.5, 1.5, ATTEMPTS) / 60
-    weight_A[UNTAUGHT] = 0.0
-    case = Case(
-        rows,
-        advantage_A.astype(np.float32),
-        weight_A.astype(np.float32),
-        np.asarray(hidden(rows), np.float64),
-    )
+    advantage_A = rng.permutation(np.float32([1.5, 0.8, 0.4, -0.5, -0.9, -1.6]))
+    weight_A = (rng.uniform(0.5, 1.5, ATTEMPTS) / 60).astype(np.float32)
+    weight_A[4] = 0.0  # as if its group taught nothing
+    case = Case(rows, advantage_A, weight_A, np.asarray(hidden(rows), np.float64))
     apart_BT = rng.uniform(-0.7, 0.7, rows.ids_BT.shape)
     for edge in (np.log(1 - CLIP.low), np.log(1 + CLIP.high)):
         apart_BT = np.where(np.abs(apart_BT - edge) < 0.01, edge + 0.02, apart_BT)
     logp_BT = of_ids(distributions(case), rows.ids_BT) - apart_BT
     rows.logp_BT[rows.sampled_BT] = logp_BT[rows.sampled_BT]
     return case
-
-
-SEEDS = range(6)
 
 
 def assert_same(got: tuple[float, Sums, np.ndarray], wanted: tuple[float, Sums, np.ndarray]):
@@ -181,7 +177,7 @@ def assert_same(got: tuple[float, Sums, np.ndarray], wanted: tuple[float, Sums, 
 
 
 def test_the_cases_are_what_they_should_be():
-    """Either bound is passed on either side of zero advantage, in every case; rows are shared."""
+    """Either bound is passed with either sign of advantage, in every case; rows are shared."""
     for case in map(make, SEEDS):
         ref = reference(case)
         for gains in (ref.advantage_n > 0, ref.advantage_n < 0):
@@ -214,8 +210,7 @@ def test_loss_and_sums_are_the_reference(seed: int):
     case = make(seed)
     ref, (value, sums, _) = reference(case), run(case)
     assert value == float(sums.loss) == pytest.approx(ref.loss, abs=2e-6)
-    logp_nV = distributions(case)[counted(case)][:, :KNOWN]
-    log_ratio_n = np.log(ref.ratio_n)
+    logp_nV, log_ratio_n = distributions(case)[counted(case)][:, :KNOWN], np.log(ref.ratio_n)
     assert float(sums.tokens) == len(ref.ratio_n)
     assert float(sums.entropy) == pytest.approx(-np.sum(np.exp(logp_nV) * logp_nV), rel=1e-5)
     assert float(sums.kl) == pytest.approx(np.sum(ref.ratio_n - 1 - log_ratio_n), rel=1e-4)
@@ -243,16 +238,24 @@ def test_micro_batches_add_up(seed: int):
 
 
 @pytest.mark.parametrize("junk", [np.nan, np.inf, -np.inf, -1e30])
-def test_what_does_not_count_poisons_nothing(junk: float):
+def test_what_does_not_count_poisons_nothing(junk: float, monkeypatch: pytest.MonkeyPatch):
     case = make(2)
     silent_BT = ~counted(case)
-    assert (silent_BT & case.rows.sampled_BT).any()  # the attempt that weighs nothing
-    changed = case._replace(
-        advantage_A=np.where(case.weight_A > 0, case.advantage_A, junk).astype(np.float32)
-    )
+    advantage_A = np.where(case.weight_A > 0, case.advantage_A, np.float32(junk))
     for name in ("logp_BT", "temperature_BT"):
-        junk_BT = np.where(silent_BT, junk, getattr(case.rows, name)).astype(np.float32)
-        assert_same(run(changed, **{name: junk_BT}), run(case))
+        junk_BT = np.where(silent_BT, np.float32(junk), getattr(case.rows, name))
+        got = run(case._replace(advantage_A=advantage_A), **{name: junk_BT})
+        assert_same(got, run(case))
+    # The gradient with respect to the log-probabilities alone, with junk in the learner's too.
+    monkeypatch.setattr(loss, "token_scores", lambda logp_BT, *_, **__: (logp_BT, logp_BT))
+    learners_BT = of_ids(distributions(case), case.rows.ids_BT)
+    theirs_BT, logp_BT = (
+        np.where(silent_BT, junk, x).astype(np.float32) for x in (case.rows.logp_BT, learners_BT)
+    )
+    rows = dataclasses.replace(case.rows, logp_BT=theirs_BT)
+    slope_BT = jax.grad(lambda x: policy_loss(x, rows, advantage_A, case.weight_A)[0])(logp_BT)
+    np.testing.assert_allclose(slope_BT[~silent_BT], slopes(case), rtol=1e-5)
+    assert (slope_BT[silent_BT] == 0.0).all()
 
 
 def test_what_lies_in_padding_is_nobodys_business():
@@ -283,17 +286,15 @@ def test_an_all_masked_batch_has_loss_zero_and_finite_zero_gradients(how: str):
 
 
 def test_ids_beyond_the_vocabulary_do_not_exist():
-    """As under a model without them."""
-    rows = make(5).rows
-    cut_config = dataclasses.replace(CONFIG, vocab_size=KNOWN)
-    cut = {"embed_VD": PARAMS["embed_VD"][:KNOWN], "head_DV": PARAMS["head_DV"][:, :KNOWN]}
+    """As if the model's logits ended before them."""
+    case, rows = make(5), make(5).rows
     scores = jax.jit(token_scores, static_argnames=("config", "vocab_size"))
-    logp_BT, entropy_BT = (np.asarray(x) for x in scores(PARAMS, CONFIG, rows, vocab_size=KNOWN))
-    cut_logp_BT, cut_entropy_BT = scores(PARAMS | cut, cut_config, rows, vocab_size=KNOWN)
-    np.testing.assert_allclose(logp_BT, cut_logp_BT, atol=1e-5)
-    np.testing.assert_allclose(entropy_BT, cut_entropy_BT, atol=1e-5)
+    logp_BT, entropy_BT = scores(PARAMS, CONFIG, rows, vocab_size=KNOWN)
+    cut_BTV = distributions(case)[..., :KNOWN]
     predicted_BT = rows.position_BT > 0
-    wanted_BT = of_ids(distributions(make(5)), rows.ids_BT)
-    np.testing.assert_allclose(logp_BT[predicted_BT], wanted_BT[predicted_BT], atol=1e-5)
-    assert (logp_BT[~predicted_BT] == 0.0).all()
-    assert (entropy_BT[~predicted_BT] == 0.0).all()
+    for got_BT, wanted_BT in (
+        (logp_BT, of_ids(cut_BTV, rows.ids_BT)),
+        (entropy_BT, -np.sum(np.exp(cut_BTV) * cut_BTV, axis=-1)),
+    ):
+        np.testing.assert_allclose(got_BT, np.where(predicted_BT, wanted_BT, 0.0), atol=1e-5)
+        assert (np.asarray(got_BT)[~predicted_BT] == 0.0).all()
