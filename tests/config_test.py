@@ -157,7 +157,7 @@ def test_each_choice_passes_and_nothing_else(key: str):
         ("learner.row_tokens", [256, 10**6], [0]),
         ("learner.micro_rows", [1, 10**6], [0]),
         ("learner.hyper.learning_rate", [0, 1e-6, 1.0], [-1e-3, 1.5, math.nan, math.inf]),
-        ("learner.hyper.warmup_updates", [0, 10**6], [-1]),
+        ("learner.hyper.warmup_updates", [1, 10**6], [0, -1]),
         ("learner.hyper.weight_decay", [0.0, 1.0], [-0.1, 1.5, math.nan]),
         ("learner.hyper.max_grad_norm", [1e-6, 1, 1e9], [0, 0.0, -1.0, math.nan, math.inf]),
         ("learner.hyper.clip_low", [0.0, 0.2, 1.0], [-0.1, 1.1, math.nan]),

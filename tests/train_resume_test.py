@@ -246,15 +246,16 @@ class Training:
     def where(self) -> str:
         """The statement of train.py that is running, and the innermost function of ours."""
         self.process.send_signal(signal.SIGUSR1)
-        stacks = ""
-        while "most recent call first" not in stacks or not stacks.endswith("\n"):
+        stacks, asked = "", time.monotonic()
+        # The main thread's is the last stack, and this its last frame.
+        while "_run_module_as_main" not in stacks and time.monotonic() < asked + 0.5:
             stacks = (self.outputs / "err").read_text()
         frames = re.findall(r'"\S*/harness_s_jax/(\S+)", line (\d+) in (\S+)', stacks)
         for file, number, name in frames:
             if (file, name) == ("train.py", "train"):
                 source = linecache.getline(train.__file__, int(number)).strip()
                 return f"{source!r} in {frames[0][0]}:{frames[0][2]}"
-        return f"{frames[0][0]}:{frames[0][2]}" if frames else "imports"
+        return f"{frames[0][0]}:{frames[0][2]}" if frames else "no code of ours"
 
     def kill(self) -> None:
         assert self.process.poll() is None  # it lives
