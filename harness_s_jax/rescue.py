@@ -106,7 +106,6 @@ def training_group(initial: Group, rescued: Group | None, attempts: int) -> Grou
     None where infrastructure took so many attempts that too little is known: no success among fewer
     than K-1 valid attempts is neither a failure to rescue nor one to learn from.
     """
-    if rescued is not None:
-        return rescued
-    solved = any(t.outcome == Outcome.SOLVED for t in initial.trajectories)
-    return initial if solved or all_failed(initial, attempts) else None
+    group = initial if rescued is None else rescued
+    solved = any(t.outcome == Outcome.SOLVED for t in group.trajectories)
+    return group if solved or all_failed(group, attempts) else None

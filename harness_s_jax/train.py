@@ -63,10 +63,13 @@ def train(config: Any, workdir: Path, say: Say) -> None:
             f"got {jax.process_count()} processes; this version trains with one: start one only"
         )
     parts = assemble(config, policy_directory(workdir, config.policy.checkpoint), "train", say)
-    if config.method == "harness_s" and attempts > len(parts.siblings):
+    distinct = {"harness_s": attempts}
+    if config.mixture.unit == "within":
+        distinct["mix_siblings"] = round(config.mixture.sibling_share * attempts)
+    if (asked := distinct.get(config.method, 0)) > len(parts.siblings):
         raise ConfigError(
-            f"got {attempts} for config.train.group_size and a pool of {len(parts.siblings)} "
-            f"siblings; rescue runs a group under distinct siblings: lower it"
+            f"got {attempts} for config.train.group_size, which asks for {asked} distinct siblings "
+            f"in a group; the pool has {len(parts.siblings)}: lower it"
         )
     tasks = parts.environment.tasks("train", config.train.task_pool)
 
@@ -157,7 +160,7 @@ def train(config: Any, workdir: Path, say: Say) -> None:
                 saved.save(step, state, {"cost": cost})
 
     part = workdir / "trained.part"
-    params = shard.local_copy(mesh, state.params)
+    params = jax.device_get(shard.local_copy(mesh, state.params))
     save_policy(part, parts.stored.config, params, parts.stored.template.tokenizer)
     part.rename(workdir / "trained")
 
@@ -166,7 +169,8 @@ def train(config: Any, workdir: Path, say: Say) -> None:
 
 
 def tasks_of_step(tasks: Sequence[Task], count: int, step: int, seed: int) -> list[Task]:
-    """The tasks of a step (from 1): a function of its number alone, each once an epoch."""
+    """The tasks of a step (from 1): a function of its number alone. No task comes twice in an
+    epoch; what is left over of one that `count` does not divide is skipped."""
     epoch, place = divmod(step - 1, len(tasks) // count)
     order = np.random.default_rng([seed, epoch]).permutation(len(tasks))
     return [tasks[i] for i in order[place * count : (place + 1) * count]]
@@ -259,7 +263,8 @@ def choose(
     """Which harnesses a failed task is tried under; without knowledge the same budget goes to H0
     again (H0 resampling, method D)."""
     if knowledge is None:
-        return Decision(task.id, "h0", (parts.h0.id,) * config.train.group_size)
+        tries = max(config.train.group_size, len(parts.siblings))  # as many as Harness-S has
+        return Decision(task.id, "h0", (parts.h0.id,) * tries)
     candidates = [spec.id for spec in parts.siblings]
     return choosers.choose(
         config.router.selector, task, knowledge, candidates,

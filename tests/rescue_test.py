@@ -248,6 +248,11 @@ def test_the_rescue_group_replaces_the_initial_one(outcomes: Sequence[Outcome]):
     assert training_group(group(F, F, F, F), rescued, 4) is rescued
 
 
+@pytest.mark.parametrize("outcomes", [(X, X, X, X), (F, X, F, X)])
+def test_a_rescue_that_infrastructure_took_is_dropped(outcomes: Sequence[Outcome]):
+    assert training_group(group(F, F, F, F), group(*outcomes, purpose="rescue"), 4) is None
+
+
 # --- the log of decisions -------------------------------------------------------------------------
 
 

@@ -257,7 +257,7 @@ def test_h0_resampling_tries_a_failed_task_under_h0_again(runs):
     run = runs("h0_resample")
     assert sorted(run.decisions) == run.watch.failed()
     for decision in run.decisions.values():
-        assert (decision["chooser"], decision["ranking"]) == ("h0", ["h0"] * K)
+        assert (decision["chooser"], decision["ranking"]) == ("h0", ["h0"] * len(SIBLINGS))
     assert {t.harness_id for t in run.watch.attempts} == {"h0"}
 
 
@@ -298,9 +298,13 @@ def test_a_finished_stage_is_left_alone(runs):
     assert (content(), run.lines) == (before, lines)
 
 
-def test_more_attempts_than_siblings_are_refused(tmp_path: Path):
-    config = small("harness_s", group_size=len(SIBLINGS) + 1)
-    with pytest.raises(ConfigError, match=r"got 13 for config\.train\.group_size and a pool of 12"):
+@pytest.mark.parametrize(
+    ("method", "size"),
+    [("harness_s", len(SIBLINGS) + 1), ("mix_siblings", 2 * len(SIBLINGS) + 2)],
+)
+def test_more_attempts_than_siblings_are_refused(tmp_path: Path, method: str, size: int):
+    config = small(method, group_size=size)
+    with pytest.raises(ConfigError, match=r"asks for 13 distinct siblings .* the pool has 12"):
         train.stage(config, tmp_path, lambda line: None)
     assert not (tmp_path / "trained").exists()
 

@@ -24,7 +24,7 @@ def step_facts(
     `replaced` are rescue attempts lost to infrastructure and made again.
     """
     tokens = [(sum(t.sampled_tokens for t in valid(group)), effective(group)) for group in trained]
-    members = [t for group in initial for t in group.trajectories]
+    members = [t for group in initial for t in valid(group)]
     return {
         "rollout/initial_success": success(initial),
         "rollout/limit_fraction": _mean([t.outcome == Outcome.LIMIT for t in members]),
@@ -34,7 +34,11 @@ def step_facts(
         "group/dropped": float(len(initial) - len(trained)),
         "rescue/triggered_fraction": len(rescued) / len(initial),
         "rescue/success_fraction": _mean(
-            [any(t.outcome == Outcome.SOLVED for t in group.trajectories) for group in rescued]
+            [
+                any(t.outcome == Outcome.SOLVED for t in valid(group))
+                for group in rescued
+                if valid(group)  # all lost is no failure of the rescue
+            ]
         ),
         "rescue/attempt_success": success(rescued),
         "rescue/replaced": float(len(replaced)),

@@ -64,7 +64,7 @@ def test_a_step_with_a_rescue():
     assert values == pytest.approx(
         {
             "rollout/initial_success": 5 / 18,  # of the 18 that were not lost
-            "rollout/limit_fraction": 2 / 20,
+            "rollout/limit_fraction": 2 / 18,
             "group/effective_fraction": 2 / 4,
             "group/effective_token_fraction": (12 + 40) / (8 + 12 + 40 + 24),
             "group/dropped": 1.0,
@@ -102,6 +102,14 @@ def test_lost_members_neither_fail_nor_make_a_group_effective():
     assert values["rescue/attempt_success"] == 0.5
     assert values["rescue/success_fraction"] == 1.0
     assert values["group/effective_fraction"] == 1.0
+
+
+def test_a_rescue_that_was_lost_whole_has_not_failed():
+    lost = group("a", X, X, purpose="rescue")
+    assert math.isnan(facts([group("a", F, F)], [lost], [], [])["rescue/success_fraction"])
+    helped = group("b", F, S, purpose="rescue")
+    values = facts([group("a", F, F), group("b", F, F)], [lost, helped], [], [helped])
+    assert values["rescue/success_fraction"] == 1.0
 
 
 @pytest.mark.parametrize("rewards", [(S, S), (F, L)])
