@@ -53,6 +53,7 @@ SCHEMA = {
         "parent": {"type": ["string", "null"]},
         "direction": {"type": ["string", "null"]},
         "hypothesis": {"type": "string", "maxLength": 400},
+        "evidence": {"type": "array", "maxItems": 20, "items": {"type": "string"}},
         "system": _TEXT,
         "operations": {
             "type": "array",
@@ -79,6 +80,7 @@ class HarnessSpec:
     hypothesis: str
     system: str
     operations: tuple[Operation, ...] = ()
+    evidence: tuple[str, ...] = ()  # failed train attempts that speak for it, some of them
 
     @property
     def hash(self) -> str:
@@ -100,7 +102,7 @@ class HarnessSpec:
     def to_dict(self) -> dict[str, Any]:
         """The YAML content; `from_dict` gives the same spec back."""
         operations = [_as_dict(op) for op in self.operations]
-        fields = asdict(self) | {"operations": operations}
+        fields = asdict(self) | {"operations": operations, "evidence": list(self.evidence)}
         return {"version": VERSION, **fields}
 
 
@@ -130,6 +132,7 @@ def from_dict(content: Mapping[str, Any]) -> HarnessSpec:
         hypothesis=content["hypothesis"],
         system=content["system"],
         operations=tuple(operations),
+        evidence=tuple(content.get("evidence", ())),
     )
 
 

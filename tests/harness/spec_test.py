@@ -31,6 +31,7 @@ SPECS = st.builds(
     st.just("") | _TEXT,
     _TEXT,
     st.lists(OPERATIONS, max_size=5).map(tuple),
+    st.lists(_TEXT, max_size=20).map(tuple),
 )
 
 
@@ -123,6 +124,9 @@ def test_a_file_that_is_no_yaml_is_a_value_error(tmp_path):
         ({"parent": 1}, "at parent:"),
         ({"direction": []}, "at direction:"),
         ({"hypothesis": "x" * 401}, "at hypothesis:"),
+        ({"evidence": "x"}, "at evidence:"),
+        ({"evidence": [1]}, "at evidence/0:"),
+        ({"evidence": ["x"] * 21}, "at evidence:"),
         ({"system": ""}, "at system:"),
         ({"tools": []}, "at the top:"),
         ({"operations": [{"op": "section", "text": "x"}] * 13}, "at operations:"),
