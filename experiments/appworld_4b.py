@@ -11,7 +11,7 @@ Measured by us (debug): README.md, with the command.
 from ml_collections import ConfigDict
 
 from experiments import launcher
-from harness_s_jax import evaluate, train, warmstart
+from harness_s_jax import evaluate, evolve, train, warmstart
 
 VARIANTS = ("debug", "paper")
 
@@ -49,7 +49,17 @@ def debug() -> ConfigDict:
                 "validation_attempts": 1,
                 "save_every": 10,  # steps between checkpoints
             },
-            "anchor": {"tasks": 80, "attempts": 1},  # paired validation runs behind the profiles
+            "evolve": {
+                "rounds": 3,
+                "parents": 2,  # B, at most
+                "directions": 7,  # of a parent's failures, the most frequent first
+                "children": 1,  # for each parent and direction
+                "tasks": 100,  # of train, where failures are diagnosed
+                "validation_tasks": 60,
+                "attempts": 1,  # at each task; a task is solved if one of them solves it
+            },
+            # Paired validation runs behind the profiles, made anew at the start of each stage.
+            "anchor": {"stages": 4, "tasks": 40, "attempts": 1},
             "router": {
                 "selector": "vote",  # or rule, random
                 "weight": "linear",  # of a rank; or harmonic, reciprocal
@@ -105,7 +115,7 @@ def paper() -> ConfigDict:
 def pool_config(variant: str, split: str, h0_attempts: int) -> ConfigDict:
     """The fields that running one policy under the whole pool needs (evaluate.pool_stage)."""
     config = get_config(variant)
-    for key in ("method", "train", "anchor", "router", "mixture", "learner"):
+    for key in ("method", "evolve", "train", "anchor", "router", "mixture", "learner"):
         del config[key]
     config.evaluation = ConfigDict(
         {"split": split, "tasks": 100, "attempts": 3, "h0_attempts": h0_attempts}
@@ -115,6 +125,7 @@ def pool_config(variant: str, split: str, h0_attempts: int) -> ConfigDict:
 
 STAGES = {
     "warmstart": warmstart.use,
+    "evolve": evolve.stage,
     "train": train.stage,
     "evaluate": evaluate.stage,
     "report": evaluate.report_stage,

@@ -22,7 +22,7 @@ from harness_s_jax.analysis.records import read_records, record_of
 from harness_s_jax.config import ConfigError
 from harness_s_jax.envs.miniworld.families import RARE
 from harness_s_jax.model.policy import policy_directory
-from harness_s_jax.parts import Parts, assemble, read_policy
+from harness_s_jax.parts import Parts, assemble, pool_directory, read_policy
 from harness_s_jax.rollout.attempt import Setting
 from harness_s_jax.rollout.group import Job, Phase, run_groups
 from harness_s_jax.router import choosers, profiles
@@ -119,7 +119,7 @@ def stage(config: Any, workdir: Path, say: Say) -> None:
     """
     with metrics.stage(workdir, "evaluate") as values:
         directory = policy_directory(workdir, config.policy.checkpoint)
-        parts = assemble(config, directory, "evaluate", say)
+        parts = assemble(config, directory, "evaluate", say, pool_directory(workdir))
         folder = workdir / "evaluation"
         folder.mkdir(exist_ok=True)
         policies = [("warmstart", parts.stored.params)]

@@ -11,7 +11,7 @@ from harness_s_jax.config import ConfigError
 from harness_s_jax.envs.base import Environment
 from harness_s_jax.envs.miniworld.world import MiniWorldEnvironment
 from harness_s_jax.harness.loop import Limits
-from harness_s_jax.harness.spec import HarnessSpec, load_pool
+from harness_s_jax.harness.spec import POOL, HarnessSpec, load_pool
 from harness_s_jax.model.policy import StoredPolicy, load_policy
 from harness_s_jax.rollout.attempt import Setting
 from harness_s_jax.sampler.engine import Engine
@@ -45,12 +45,24 @@ def read_policy(directory: Path) -> StoredPolicy:
         raise ConfigError(f"cannot use the policy in {directory}: {e}") from None
 
 
-def assemble(config: Any, directory: Path, stage: str, say: Callable[[str], None]) -> Parts:
-    """Loads the policy in `directory` and compiles its sampler.
+def pool_directory(workdir: Path) -> Path:
+    """Where a run's harnesses are: the pool it evolved, else the shipped one."""
+    own = workdir / "pool"
+    return own if own.exists() else POOL
+
+
+def assemble(
+    config: Any, directory: Path, stage: str, say: Callable[[str], None], pool: Path = POOL
+) -> Parts:
+    """Loads the policy in `directory` and the harnesses in `pool`, and compiles the sampler.
 
     Raises:
-      ConfigError: the policy cannot be used.
+      ConfigError: the policy or the pool cannot be used.
     """
+    try:
+        h0, siblings = load_pool(pool)
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"cannot use the pool in {pool}: {e}") from None
     stored = read_policy(directory)
     engine = Engine(
         stored.params,
@@ -72,5 +84,4 @@ def assemble(config: Any, directory: Path, stage: str, say: Callable[[str], None
         infra_retries=config.rollout.infra_retries,
         deadline_s=config.rollout.deadline_s,
     )
-    h0, siblings = load_pool()
     return Parts(stored, engine, setting, h0, siblings)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,15 +27,15 @@ from harness_s_jax.learner import step as learning
 from harness_s_jax.learner.checkpoint import checkpoints
 from harness_s_jax.model import shard
 from harness_s_jax.model.policy import policy_directory, save_policy
-from harness_s_jax.parts import Parts, assemble
+from harness_s_jax.parts import Parts, assemble, pool_directory
 from harness_s_jax.rescue import Wanted, read_decisions, rescue, route, training_group
 from harness_s_jax.rollout import cost as costs
 from harness_s_jax.rollout.facts import step_facts, success
-from harness_s_jax.rollout.group import Job, Phase, all_failed, run_groups, valid
+from harness_s_jax.rollout.group import Job, Phase, all_failed, run_groups
 from harness_s_jax.rollout.mixture import mixed_members
-from harness_s_jax.router import choosers, profiles
+from harness_s_jax.router import choosers, profiles, reanchor
 from harness_s_jax.router.profiles import Knowledge
-from harness_s_jax.types import Decision, Group, Outcome, Task, ValidationOutcome
+from harness_s_jax.types import Decision, Group, Task
 
 Say = Callable[[str], None]
 Run = Callable[[Phase, Sequence[Job]], list[Group]]
@@ -62,7 +61,8 @@ def train(config: Any, workdir: Path, say: Say) -> None:
         raise ConfigError(
             f"got {jax.process_count()} processes; this version trains with one: start one only"
         )
-    parts = assemble(config, policy_directory(workdir, config.policy.checkpoint), "train", say)
+    directory = policy_directory(workdir, config.policy.checkpoint)
+    parts = assemble(config, directory, "train", say, pool_directory(workdir))
     distinct = {"harness_s": attempts}
     if config.mixture.unit == "within":
         distinct["mix_siblings"] = round(config.mixture.sibling_share * attempts)
@@ -72,6 +72,9 @@ def train(config: Any, workdir: Path, say: Say) -> None:
             f"in a group; the pool has {len(parts.siblings)}: lower it"
         )
     tasks = parts.environment.tasks("train", config.train.task_pool)
+    starts_stage = functools.partial(
+        reanchor.starts_stage, steps=steps, stages=config.anchor.stages
+    )
 
     mesh = shard.make_mesh()
     hyper = learning.Hyper(**config.learner.hyper)
@@ -103,14 +106,17 @@ def train(config: Any, workdir: Path, say: Say) -> None:
         log = workdir / "decisions.jsonl"
         logged = read_decisions(log)
         knowledge = None
-        if config.method == "harness_s":
-            knowledge = anchor(config, parts, workdir, done, run)
         if done == 0:
             values = validate(config, parts, run)
             metrics.write(workdir, "train", values | costs.as_metrics(cost), step=0)
 
         for step in range(done + 1, steps + 1):
             clock = metrics.Clock()
+            # At the boundary of a calibration stage, what the router knows is made anew.
+            if config.method == "harness_s" and (knowledge is None or starts_stage(step)):
+                knowledge = anchor(config, parts, workdir, step, run)
+                clock.lap("anchor")
+
             # The initial groups: K attempts at each task, under H0 unless a mixture is trained on.
             phase = functools.partial(Phase, config.seed, "train", step)
             chosen = tasks_of_step(tasks, config.train.tasks, step, config.seed)
@@ -223,37 +229,30 @@ def validate(config: Any, parts: Parts, run: Run) -> dict[str, float]:
 # --- routing -------------------------------------------------------------------------------------
 
 
-def anchor(config: Any, parts: Parts, workdir: Path, done: int, run: Run) -> Knowledge:
-    """The first profiles: H0 and every sibling at the same validation tasks, paired, under the
-    policy that training starts from (method C). A resumed run reads what it found then."""
+def anchor(config: Any, parts: Parts, workdir: Path, step: int, run: Run) -> Knowledge:
+    """Profiles of H0 and every sibling under the policy as it is: the same validation tasks, paired
+    (method C). A run that was resumed within a calibration stage reads what was found at its
+    start."""
+    schedule = (config.train.steps, config.anchor.stages)
+    u = reanchor.stage_of(step, *schedule)
+    file = workdir / "profiles" / f"stage-{u}.json"
     tasks = parts.environment.tasks("validation", config.anchor.tasks)
-    file = workdir / "profiles" / "stage-0.json"
-    if done == 0:
-        numbers = range(config.anchor.attempts)
-        specs = parts.specs.values()
-        jobs = [Job(t, dict.fromkeys(numbers, spec)) for spec in specs for t in tasks]
-        if config.router.selector == "random":
-            jobs = []  # it asks for no profile
-        groups = run(Phase(config.seed, "train/anchor", 0, "anchor"), jobs)
-        outcomes = [
-            [t.task.id, t.harness_id, t.key.attempt, t.outcome == Outcome.SOLVED]
-            for group in groups
-            for t in valid(group)
-        ]
-    else:
-        outcomes = json.loads(file.read_text())["outcomes"]
-    by_id = {task.id: task for task in tasks}
+    cards = [spec.card() for spec in parts.specs.values()]
+    if not reanchor.starts_stage(step, *schedule):
+        return reanchor.load(file, cards, {task.id: task for task in tasks})
+    numbers = range(config.anchor.attempts)
+    jobs = [Job(t, dict.fromkeys(numbers, spec)) for spec in parts.specs.values() for t in tasks]
+    if config.router.selector == "random":
+        jobs = []  # it asks for no profile
+    groups = run(Phase(config.seed, "train/anchor", 0, "anchor"), jobs)
     knowledge = profiles.build(
-        [spec.card() for spec in parts.specs.values()],
-        [ValidationOutcome(by_id[task], *rest) for task, *rest in outcomes],
+        cards,
+        reanchor.outcomes_of(groups),
         base=parts.h0.id,
-        stage=0,
-        weight_version=0,
+        stage=u,
+        weight_version=parts.engine.weight_version,
     )
-    file.parent.mkdir(exist_ok=True)
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps({**profiles.to_json(knowledge), "outcomes": outcomes}, indent=1))
-    part.replace(file)
+    reanchor.save(file, knowledge)
     return knowledge
 
 

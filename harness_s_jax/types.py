@@ -260,7 +260,7 @@ class Group:
 
     id: str
     task: Task
-    purpose: str  # "initial", "rescue", "anchor" or "evaluation": what its attempts are counted as
+    purpose: str  # it counts as: "initial", "rescue", "anchor", "evaluation" or "evolution"
     trajectories: tuple[Trajectory, ...]
 
 

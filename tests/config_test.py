@@ -28,7 +28,7 @@ TRAINING = {
         "steps": 100, "tasks": 32, "task_pool": 4000, "group_size": 4, "validate_every": 10,
         "validation_tasks": 80, "validation_attempts": 1, "save_every": 10,
     },
-    "anchor": {"tasks": 80, "attempts": 1},
+    "anchor": {"stages": 4, "tasks": 40, "attempts": 1},
     "router": {"selector": "vote", "weight": "linear"},
     "mixture": {"unit": "within", "sibling_share": 0.5},
     "learner": {

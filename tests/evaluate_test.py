@@ -410,7 +410,7 @@ class Stage:
             evaluate, "read_policy", lambda directory: SimpleNamespace(params=directory.name)
         )
 
-    def _assemble(self, config, directory: Path, stage: str, say) -> Parts:
+    def _assemble(self, config, directory: Path, stage: str, say, pool: Path) -> Parts:
         setting = Setting(
             MiniWorldEnvironment(), self.policy, Bytes(), PLAN.limits, infra_retries=0,
             deadline_s=60.0,

@@ -45,6 +45,7 @@ SIZES = {
     "train.validation_tasks": 4,
     "train.save_every": 1,
     "anchor.tasks": 4,
+    "anchor.stages": 1,
     "sampler.slots": 16,
     "rollout.concurrency": 24,
 }

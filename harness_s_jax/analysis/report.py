@@ -56,8 +56,11 @@ def write(runs: Sequence[Run], directory: Path) -> str:
     main_tables = f"{success(runs)}\n\n{differences(runs)}"
     names = labels(runs)
     curves, svgs = figures.section([(n, r.steps) for n, r in zip(names, runs, strict=True)])
-    parts = [overview(runs), main_tables, costs(runs), behaviours(runs), routing(runs), curves]
-    text = "\n\n".join(parts) + "\n"
+    parts = [
+        overview(runs), main_tables, costs(runs), evolution(runs), behaviours(runs), routing(runs),
+        curves,
+    ]  # fmt: skip
+    text = "\n\n".join(part for part in parts if part) + "\n"
     directory.mkdir(parents=True, exist_ok=True)
     for stale in {q.file for q in figures.QUANTITIES} - set(svgs):
         (directory / stale).unlink(missing_ok=True)  # of an earlier report over other runs
@@ -219,6 +222,35 @@ def costs(runs: Sequence[Run]) -> str:
 What training sampled by its last step. Training is the initial attempts, the rescues and the anchor
 attempts that the router's profiles are made from; validation under H0 only measures and is no part
 of it. Sampled tokens are the policy's own; context tokens are prompts, observations and samples.
+
+{table(head, rows)}"""
+
+
+def evolution(runs: Sequence[Run]) -> str:
+    """What the evolved pools cover; empty if no run grew one."""
+    grown = [(name, run.evolution) for name, run in zip(labels(runs), runs, strict=True)]
+    rows = [
+        [
+            name,
+            e.siblings,
+            f"{e.attempts:,}",
+            percent(e.coverage["union"]),
+            percent(e.coverage["h0 resampled"]),
+            percent(e.coverage["difference"], "+"),
+            e.coverage["union"].n,
+        ]
+        for name, e in grown
+        if e is not None
+    ]
+    if not rows:
+        return ""
+    head = ["run", "siblings", "attempts", "union", "H0 resampled", "difference", "tasks"]
+    return f"""## Evolved pool
+
+Siblings grown from H0 before training, and the attempts that took. Union is the share of validation
+tasks that one attempt under each sibling solves at least once; H0 resampled is the same for as many
+attempts under H0. The policy is the warm start, the seeds are fresh, but the tasks are those that
+the parents were chosen on.
 
 {table(head, rows)}"""
 

@@ -32,6 +32,15 @@ class Choices:
 
 
 @dataclass(frozen=True)
+class Evolution:
+    """What growing a pool came to: its size, its cost, and the tasks it covers on fresh seeds."""
+
+    siblings: int
+    attempts: int
+    coverage: Mapping[str, Interval]  # tables.coverage
+
+
+@dataclass(frozen=True)
 class Run:
     """One trained method. Choices and records have an entry for each of STATES."""
 
@@ -41,6 +50,7 @@ class Run:
     rare: tuple[str, ...]  # rare behaviours
     choices: Mapping[str, Choices]
     records: Mapping[str, tuple[AttemptRecord, ...]]
+    evolution: Evolution | None = None  # of the run's own pool, if it grew one
 
 
 def read_run(workdir: Path) -> Run:
@@ -65,7 +75,13 @@ def read_run(workdir: Path) -> Run:
             for harness in (tables.BASE, choices[state].h_best):
                 if all(r.harness != harness for r in records[state]):
                     raise ValueError(f"it holds no attempt under {harness}")
-    return Run(str(workdir), settings, steps, rare, choices, records)
+    evolution = None
+    if (workdir / "evolution.json").exists():
+        with _needed(workdir, "evolution.json", "evolve") as file:
+            content = json.loads(file.read_bytes())
+            coverage = {name: Interval(**value) for name, value in content["coverage"].items()}
+            evolution = Evolution(content["siblings"], content["attempts"], coverage)
+    return Run(str(workdir), settings, steps, rare, choices, records, evolution)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,17 @@ def load_pool(directory: Path = POOL) -> tuple[HarnessSpec, tuple[HarnessSpec, .
         if spec.system != h0.system:
             raise ValueError(f"harness {spec.id}: its system text is not H0's; use a section")
     return h0, tuple(specs.values())
+
+
+def save_pool(directory: Path, specs: Sequence[HarnessSpec]) -> None:
+    """Writes what `load_pool` reads; `directory` is there whole or not at all."""
+    part = directory.with_name(f"{directory.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # left by a killed run
+    part.mkdir(parents=True)
+    for spec in specs:
+        text = yaml.safe_dump(spec.to_dict(), sort_keys=False, allow_unicode=True, width=100)
+        (part / f"{spec.id}.yaml").write_text(text)
+    part.rename(directory)
 
 
 def _kind(operation: Operation) -> str:
