@@ -117,9 +117,9 @@ def window_for(steps: int) -> int:
 
 # Okabe and Ito's colours, which the common kinds of colour blindness keep apart; markers tell the
 # runs apart in grey print. Their orange and yellow would be too faint as points.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9")
 _MARKERS = "os^Dv<>"
-_SETTINGS = {
+SETTINGS = {
     "svg.hashsalt": "harness_s_jax",  # ids inside the file are random without it
     "svg.fonttype": "none",  # text stays text: smaller, searchable, sharp
     "text.parse_math": False,  # a $ in a label is a $
@@ -159,7 +159,7 @@ def draw(quantity: Quantity, curves: Sequence[Curve], window: int) -> str:
     columns = max(1, min(4, int(12 * width / (longest + 8))))  # of about 12 characters an inch
     legend = 0.22 * math.ceil(len(curves) / columns)
     height = 2.7 + legend
-    with style.context(["default", _SETTINGS]):
+    with style.context(["default", SETTINGS]):
         figure = Figure(figsize=(width, height))
         figure.subplots_adjust(
             0.65 / width, 0.5 / height, 1 - 0.2 / width, 1 - (0.15 + legend) / height, 0.09
@@ -180,7 +180,7 @@ def draw(quantity: Quantity, curves: Sequence[Curve], window: int) -> str:
 
 
 def _plot(ax: Axes, c: Curve, x: np.ndarray, noisy: bool, window: int) -> None:
-    colour = _COLOURS[c.place % len(_COLOURS)]
+    colour = COLOURS[c.place % len(COLOURS)]
     marker = _MARKERS[c.place % len(_MARKERS)]
     value, every = c.value, 1
     if noisy:

@@ -63,7 +63,7 @@ def read_run(workdir: Path) -> Run:
         config = json.loads(file.read_bytes())
         settings = {key: _setting(config, key) for key in SETTINGS}
     with _needed(workdir, "metrics.jsonl", "train,evaluate") as file:
-        steps = _train_lines(file)
+        steps = train_lines(file)
     with _needed(workdir, "evaluation/choices.json", "evaluate") as file:
         stored = json.loads(file.read_bytes())
         choices = {s: Choices(stored[s]["h_best"], dict(stored[s]["h_rank1"])) for s in STATES}
@@ -107,7 +107,7 @@ def _setting(config: Any, key: str) -> Any:
     return config
 
 
-def _train_lines(file: Path) -> tuple[Step, ...]:
+def train_lines(file: Path) -> tuple[Step, ...]:
     """The lines of training's steps, in order."""
     rows = [row for row in read_lines(file) if row["stage"] == "train" and "step" in row]
     if not rows:

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from harness_s_jax.analysis import report, runs
-from tests.analysis.workdirs import CHOICES, NEEDS, TRAINED, WARMSTART, train_line, workdir
+from tests.analysis.workdirs import (
+    CHOICES,
+    EVOLUTION,
+    NEEDS,
+    TRAINED,
+    WARMSTART,
+    train_line,
+    workdir,
+)
 
 
 @pytest.fixture
@@ -131,6 +139,38 @@ def test_runs_of_one_method_are_told_apart(tmp_path: Path):
     assert names[2:] == [f"GRPO, seed 0, `{tmp_path / name}`" for name in "cd"]
     first = [label for label, _, state in report.policies(group) if state == "warmstart"]
     assert first == [f"warm start of {name}" for name in names]
+
+
+def test_an_evolved_pool_has_a_section_and_no_other_run_a_row(tmp_path: Path, run: runs.Run):
+    assert report.evolution([run]) == ""
+    assert "Evolved pool" not in report.write([run], tmp_path / "without")
+    assert "Evolved pool" not in (tmp_path / "without" / "report.md").read_text()
+    grown = report.read_run(workdir(tmp_path / "grown", "grpo", evolution=EVOLUTION))
+    report.write([run, grown], tmp_path / "with")
+    page = (tmp_path / "with" / "report.md").read_text()
+    assert page.count("## Evolved pool") == 1
+    assert cells(page, heading="Evolved pool") == [
+        ["run", "siblings", "attempts", "union", "H0 resampled", "difference", "tasks"],
+        [
+            "GRPO", "34", "1,880", "75.0 [50.0, 100.0]", "50.0 [25.0, 70.0]",
+            "+25.0 [-5.0, +50.0]", "20",
+        ],
+    ]  # fmt: skip
+    assert "Evolved pool" in (tmp_path / "with" / "index.html").read_text()
+    assert "\n\n\n" not in page
+
+
+def test_a_wrong_evolution_is_one_sentence_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    wrong = {**EVOLUTION, "coverage": {"union": EVOLUTION["coverage"]["union"]}}
+    path = workdir(tmp_path / "run", evolution=wrong)
+    assert report.main([str(path), f"--out={tmp_path / 'none'}"]) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert "evolution.json" in said.err
+    assert not said.out
+    assert not (tmp_path / "none").exists()
 
 
 def test_same_input_gives_same_bytes_and_the_main_tables(run: runs.Run, tmp_path: Path):

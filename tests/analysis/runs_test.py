@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness_s_jax.analysis import runs
-from tests.analysis.workdirs import CHOICES, TRAINED, train_line, workdir
+from tests.analysis.workdirs import CHOICES, EVOLUTION, TRAINED, train_line, workdir
 
 
 @pytest.fixture
@@ -92,3 +92,34 @@ def test_chosen_harness_without_an_attempt(tmp_path: Path):
     trained = {h: t for h, t in TRAINED.items() if h != "other"}
     with pytest.raises(ValueError, match="no attempt under other"):
         runs.read_run(workdir(tmp_path / "run", trained=trained))
+
+
+def test_an_evolved_pool_is_read_where_there_is_one(tmp_path: Path, run: runs.Run):
+    assert run.evolution is None
+    grown = runs.read_run(workdir(tmp_path / "grown", evolution=EVOLUTION)).evolution
+    assert (grown.siblings, grown.attempts) == (34, 1880)
+    union = grown.coverage["union"]
+    assert (union.mean, union.low, union.high, union.n) == (0.75, 0.5, 1.0, 20)
+    assert list(grown.coverage) == list(EVOLUTION["coverage"])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[1, 2]", "list indices"),
+        ("{", "Expecting property name"),
+        ('{"siblings": 3, "attempts": 5}', "has no 'coverage'"),
+        ('{"siblings": 3, "coverage": {}}', "has no 'attempts'"),
+        ('{"siblings": 3, "attempts": 5, "coverage": {"union": {"mean": 1.0}}}', "missing"),
+        ('{"siblings": 3, "attempts": 5, "coverage": [1]}', "no attribute 'items'"),
+    ],
+)
+def test_a_wrong_evolution_says_what_to_run(tmp_path: Path, text: str, why: str):
+    path = workdir(tmp_path / "run")
+    (path / "evolution.json").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(why)) as caught:
+        runs.read_run(path)
+    said = str(caught.value)
+    assert said.startswith(f"cannot use {path / 'evolution.json'}: ")
+    assert said.endswith(f"--workdir={path} --stages=evolve")
+    assert "\n" not in said

@@ -25,6 +25,15 @@ TRAINED = {
     "fix": {"t3": "111"},
     "other": {"t0": "111", "t1": "110", "t2": "010", "t3": "111"},
 }
+EVOLUTION = {
+    "siblings": 34,
+    "attempts": 1880,
+    "coverage": {
+        "union": {"mean": 0.75, "low": 0.5, "high": 1.0, "n": 20},
+        "h0 resampled": {"mean": 0.5, "low": 0.25, "high": 0.7, "n": 20},
+        "difference": {"mean": 0.25, "low": -0.05, "high": 0.5, "n": 20},
+    },
+}
 NEEDS = {"t0": ("docs",), "t1": ("verify", "common"), "t2": ("common",), "t3": ()}
 
 
@@ -72,6 +81,7 @@ def workdir(
     choices: Mapping[str, object] = CHOICES,
     trained: Mapping[str, Mapping[str, str]] = TRAINED,
     warmstart: Mapping[str, Mapping[str, str]] = WARMSTART,
+    evolution: Mapping[str, object] | None = None,
 ) -> Path:
     (path / "evaluation").mkdir(parents=True)
     train = {"steps": 3, "group_size": 4, "tasks": 2}
@@ -87,4 +97,6 @@ def workdir(
     for state, table in (("warmstart", warmstart), ("trained", trained)):
         text = "".join(json.dumps(asdict(r)) + "\n" for r in records(table))
         (path / f"evaluation/test-{state}.jsonl").write_text(text)
+    if evolution is not None:
+        (path / "evolution.json").write_text(json.dumps(evolution))
     return path

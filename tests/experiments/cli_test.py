@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import appworld_4b, figure1, launcher, warmstart
+from experiments import appworld_4b, figure1, launcher, training_signal, warmstart
 from harness_s_jax import config as configs
 from harness_s_jax import evaluate
 from harness_s_jax.analysis.records import read_records
@@ -101,10 +101,9 @@ NO_KEY = "there is no such key; "
         ("--config.evaluation.tasks", "Missing value for flag --config.evaluation.tasks"),
         ("--config.environment=appworld", "this version has only miniworld"),
         ("--config.variant=other", "got 'other' for config.variant; it must be one of debug, pap"),
-        ("--stages=evalute", "got the stage 'evalute'; this experiment has warmstart, train, eva"),
-        ("--stages=evolve", "the stage evolve is not in this version; it has warmstart, train, "),
-        ("--stages=train,evolve", "the stage evolve is not in this version; it has warmstart, tr"),
-        ("--stages=", "got no stage to run; this experiment has warmstart, train, eva"),
+        ("--stages=evalute", "got the stage 'evalute'; this experiment has warmstart, evolve, tr"),
+        ("--stages=evolved", "got the stage 'evolved'; this experiment has warmstart, evolve"),
+        ("--stages=", "got no stage to run; this experiment has warmstart, evolve, tr"),
         ("evaluate", "got the argument 'evaluate'; every setting is a flag: --name=value"),
         (f"--config={MAIN}:huge", "it does not load: got the variant 'huge'; there are debug, pap"),
         ("--config=experiments/none.py", "there is no file experiments/none.py (seen from "),
@@ -129,7 +128,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(run: Run, tmp_path, argume
 
 
 @pytest.mark.parametrize("variant", appworld_4b.VARIANTS)
-@pytest.mark.parametrize("experiment", [appworld_4b, figure1, warmstart])
+@pytest.mark.parametrize("experiment", [appworld_4b, figure1, training_signal, warmstart])
 def test_every_configuration_passes_the_checks_as_it_is(experiment, variant: str):
     configs.check(experiment.get_config(variant).to_dict())
 
@@ -217,7 +216,13 @@ def test_the_chosen_variant_is_said_with_its_reason(run: Run, tmp_path: Path):
 def test_help_lists_every_flag_and_key(run: Run, arguments: list[str]):
     code, out, err = run(*arguments)
     assert (code, err) == (0, "")
-    for text in ("--config:", "--workdir:", "--stages:", "warmstart, train, evaluate", "--help:"):
+    for text in (
+        "--config:",
+        "--workdir:",
+        "--stages:",
+        "warmstart, evolve, train, evaluate",
+        "--help:",
+    ):
         assert text in out
     assert "--config.evaluation.tasks=100\n" in out
     assert run.ran == []

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from harness_s_jax.harness import ops
 from harness_s_jax.harness.directions import DIRECTIONS, direction_of, is_held_out
-from harness_s_jax.harness.spec import POOL, SCHEMA, HarnessSpec, from_dict, load, load_pool
+from harness_s_jax.harness.spec import (
+    POOL,
+    SCHEMA,
+    HarnessSpec,
+    from_dict,
+    load,
+    load_pool,
+    save_pool,
+)
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
 _WHEN = st.sampled_from(["1", "left <= 2", "error_has('a') or not turn == 1", "full_page"])
@@ -230,6 +238,59 @@ def test_card_and_operation_names():
         "one", spec.hash, "h0", "docs", "why",
     )  # fmt: skip
     assert spec.operation_name(1) == "remind.1"
+
+
+# --- a pool on disk -------------------------------------------------------------------------------
+
+_SIBLING = st.builds(
+    lambda id_, spec, parent: HarnessSpec(
+        id_, parent, spec.direction, spec.hypothesis, load_pool()[0].system, spec.operations,
+        spec.evidence,
+    ),
+    st.from_regex(r"s[a-z0-9_.-]{0,20}", fullmatch=True), SPECS, st.just("h0"),
+)  # fmt: skip
+
+
+@given(st.lists(_SIBLING, max_size=4, unique_by=lambda spec: spec.id))
+def test_a_saved_pool_loads_as_it_was(tmp_path_factory, siblings):
+    directory = tmp_path_factory.mktemp("kept") / "deep" / "pool"
+    h0 = load_pool()[0]
+    save_pool(directory, [h0, *siblings])
+    found = load_pool(directory)
+    assert found[0] == h0
+    assert sorted(found[1], key=lambda s: s.id) == sorted(siblings, key=lambda s: s.id)
+    assert [s.name for s in directory.parent.iterdir()] == ["pool"]
+
+
+def test_the_shipped_pool_comes_back_with_its_hashes(tmp_path):
+    h0, siblings = load_pool()
+    save_pool(tmp_path / "pool", [h0, *siblings])
+    assert load_pool(tmp_path / "pool") == (h0, siblings)
+    assert {f.name for f in (tmp_path / "pool").iterdir()} == {f.name for f in POOL.glob("*.yaml")}
+    assert max(len(f.read_text().splitlines()) for f in (tmp_path / "pool").iterdir()) > 5
+
+
+def test_a_saved_pool_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    h0, siblings = load_pool()
+    with monkeypatch.context() as patch:
+        dumps = iter([yaml.safe_dump] * 3)
+        patch.setattr(yaml, "safe_dump", lambda *a, **k: next(dumps)(*a, **k))
+        with pytest.raises(StopIteration):
+            save_pool(tmp_path / "pool", [h0, *siblings])
+    assert not (tmp_path / "pool").exists()
+    assert [f.name for f in tmp_path.iterdir()] == ["pool.part"]
+    (tmp_path / "pool.part" / "stale.yaml").write_text("of another run")
+    save_pool(tmp_path / "pool", [h0, siblings[0]])
+    assert [f.name for f in tmp_path.iterdir()] == ["pool"]
+    assert load_pool(tmp_path / "pool") == (h0, siblings[:1])
+
+
+def test_a_pool_that_is_there_is_not_written_over(tmp_path):
+    h0, siblings = load_pool()
+    save_pool(tmp_path / "pool", [h0, siblings[0]])
+    with pytest.raises(OSError, match="pool"):
+        save_pool(tmp_path / "pool", [h0, siblings[1]])
+    assert load_pool(tmp_path / "pool") == (h0, siblings[:1])
 
 
 # --- directions -----------------------------------------------------------------------------------
