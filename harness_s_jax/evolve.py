@@ -82,7 +82,8 @@ def evolve(config: Any, parts: Parts, workdir: Path, say: Say) -> state.State:
     note(Proposed(0, parts.h0))
     note(Parents(0, (parts.h0.id,)))
     for number in range(settings.rounds):
-        if number in now.done:
+        if number + 1 in now.parents:  # chosen: nothing may be added to the round
+            note(RoundDone(number))
             continue
         # Failures of the parents, by cause; then children, one direction each.
         for name in now.parents[number]:

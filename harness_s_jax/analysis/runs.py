@@ -79,8 +79,10 @@ def read_run(workdir: Path) -> Run:
     if (workdir / "evolution.json").exists():
         with _needed(workdir, "evolution.json", "evolve") as file:
             content = json.loads(file.read_bytes())
-            coverage = {name: Interval(**value) for name, value in content["coverage"].items()}
-            evolution = Evolution(content["siblings"], content["attempts"], coverage)
+            size, attempts = content["siblings"], content["attempts"]
+            names = ("union", "h0 resampled", "difference")
+            coverage = {name: Interval(**content["coverage"][name]) for name in names}
+            evolution = Evolution(size, attempts, coverage)
     return Run(str(workdir), settings, steps, rare, choices, records, evolution)
 
 

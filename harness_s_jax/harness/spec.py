@@ -182,7 +182,7 @@ def save_pool(directory: Path, specs: Sequence[HarnessSpec]) -> None:
     shutil.rmtree(part, ignore_errors=True)  # left by a killed run
     part.mkdir(parents=True)
     for spec in specs:
-        text = yaml.safe_dump(spec.to_dict(), sort_keys=False, allow_unicode=True, width=100)
+        text = yaml.safe_dump(spec.to_dict(), sort_keys=False, width=100)
         (part / f"{spec.id}.yaml").write_text(text)
     part.rename(directory)
 

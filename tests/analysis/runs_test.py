@@ -111,7 +111,7 @@ def test_an_evolved_pool_is_read_where_there_is_one(tmp_path: Path, run: runs.Ru
         ('{"siblings": 3, "attempts": 5}', "has no 'coverage'"),
         ('{"siblings": 3, "coverage": {}}', "has no 'attempts'"),
         ('{"siblings": 3, "attempts": 5, "coverage": {"union": {"mean": 1.0}}}', "missing"),
-        ('{"siblings": 3, "attempts": 5, "coverage": [1]}', "no attribute 'items'"),
+        ('{"siblings": 3, "attempts": 5, "coverage": [1]}', "list indices must be integers"),
     ],
 )
 def test_a_wrong_evolution_says_what_to_run(tmp_path: Path, text: str, why: str):

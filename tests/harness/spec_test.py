@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness_s_jax.harness import ops
@@ -242,24 +244,36 @@ def test_card_and_operation_names():
 
 # --- a pool on disk -------------------------------------------------------------------------------
 
-_SIBLING = st.builds(
-    lambda id_, spec, parent: HarnessSpec(
-        id_, parent, spec.direction, spec.hypothesis, load_pool()[0].system, spec.operations,
-        spec.evidence,
-    ),
-    st.from_regex(r"s[a-z0-9_.-]{0,20}", fullmatch=True), SPECS, st.just("h0"),
-)  # fmt: skip
+H0 = load_pool()[0]
+_SIBLINGS = st.dictionaries(
+    st.from_regex(r"s[a-z0-9_.-]{0,20}", fullmatch=True),
+    SPECS.filter(lambda spec: r"\x85" not in repr(spec)),  # see below
+    max_size=2,
+)
 
 
-@given(st.lists(_SIBLING, max_size=4, unique_by=lambda spec: spec.id))
-def test_a_saved_pool_loads_as_it_was(tmp_path_factory, siblings):
+@settings(deadline=None, max_examples=25)
+@given(_SIBLINGS)
+def test_a_saved_pool_loads_as_it_was(tmp_path_factory, specs):
+    siblings = [
+        replace(spec, id=name, parent="h0", system=H0.system)
+        for name, spec in sorted(specs.items())
+    ]
     directory = tmp_path_factory.mktemp("kept") / "deep" / "pool"
-    h0 = load_pool()[0]
-    save_pool(directory, [h0, *siblings])
-    found = load_pool(directory)
-    assert found[0] == h0
-    assert sorted(found[1], key=lambda s: s.id) == sorted(siblings, key=lambda s: s.id)
-    assert [s.name for s in directory.parent.iterdir()] == ["pool"]
+    save_pool(directory, [H0, *siblings])
+    h0, found = load_pool(directory)
+    assert h0 == H0
+    assert sorted(found, key=lambda s: s.id) == siblings
+    assert [f.name for f in directory.parent.iterdir()] == ["pool"]
+
+
+@pytest.mark.parametrize(
+    "text", ["a\x85b", "a\u2028b", "a\r\nb\r", " a\t\n", "\ufeffé 日本 😀", "- #: 'x"]
+)
+def test_a_saved_pool_keeps_every_character(tmp_path, text):
+    spec = HarnessSpec("s", "h0", None, text, H0.system, (ops.Section(text),), (text,))
+    save_pool(tmp_path / "pool", [H0, spec])
+    assert load_pool(tmp_path / "pool") == (H0, (spec,))
 
 
 def test_the_shipped_pool_comes_back_with_its_hashes(tmp_path):
@@ -273,9 +287,15 @@ def test_the_shipped_pool_comes_back_with_its_hashes(tmp_path):
 def test_a_saved_pool_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     h0, siblings = load_pool()
     with monkeypatch.context() as patch:
-        dumps = iter([yaml.safe_dump] * 3)
-        patch.setattr(yaml, "safe_dump", lambda *a, **k: next(dumps)(*a, **k))
-        with pytest.raises(StopIteration):
+        dump, calls = yaml.safe_dump, itertools.count()
+
+        def full(*given, **options) -> str:
+            if next(calls) == 3:
+                raise OSError("the disk is full")
+            return dump(*given, **options)
+
+        patch.setattr(yaml, "safe_dump", full)
+        with pytest.raises(OSError, match="full"):
             save_pool(tmp_path / "pool", [h0, *siblings])
     assert not (tmp_path / "pool").exists()
     assert [f.name for f in tmp_path.iterdir()] == ["pool.part"]
