@@ -164,8 +164,9 @@ def train(
 
     Returns parameters and the loss of every update.
     """
+    decay = max(config.steps, config.warmup_steps + 1)  # a short try may end in its warm-up
     schedule = optax.warmup_cosine_decay_schedule(
-        0.0, config.learning_rate, config.warmup_steps, config.steps, config.learning_rate * 0.02
+        0.0, config.learning_rate, config.warmup_steps, decay, config.learning_rate * 0.02
     )
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.99, weight_decay=0.01)
