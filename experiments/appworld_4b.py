@@ -71,6 +71,7 @@ def debug() -> ConfigDict:
             "learner": {
                 "row_tokens": 256,  # whole contexts are packed into rows
                 "micro_rows": 8,  # rows of one forward and backward pass
+                "remat": "none",  # what the gradient recomputes; or block, layer, nested
                 "hyper": {
                     "learning_rate": 3e-4,
                     "warmup_updates": 5,

@@ -84,11 +84,15 @@ def train(config: Any, workdir: Path, say: Say) -> None:
         parts.stored.config,
         hyper,
         mesh,
-        vocab_size=parts.stored.template.vocab_size,
-        attempts=config.train.tasks * attempts,
-        micro_rows=config.learner.micro_rows,
-        row_tokens=config.learner.row_tokens,
+        learning.Shapes(
+            vocab_size=parts.stored.template.vocab_size,
+            attempts=config.train.tasks * attempts,
+            micro_rows=config.learner.micro_rows,
+            row_tokens=config.learner.row_tokens,
+            remat=config.learner.remat,
+        ),
     )
+    copy = functools.partial(shard.local_copy, mesh, dtype=parts.stored.config.dtype)
     say(
         f"train: the learner's {learner.compiled} programs compiled in "
         f"{learner.compile_seconds:.1f} s"
@@ -101,7 +105,7 @@ def train(config: Any, workdir: Path, say: Say) -> None:
             cost = host["cost"]
             say(f"train: goes on after step {done} of {steps}")
         metrics.rewind(workdir, "train", done or -1)
-        parts.engine.load(shard.local_copy(mesh, state.params), done)
+        parts.engine.load(copy(state.params), done)
         run = functools.partial(run_counted, config, parts, cost)
         log = workdir / "decisions.jsonl"
         logged = read_decisions(log)
@@ -152,7 +156,7 @@ def train(config: Any, workdir: Path, say: Say) -> None:
             )
             state, report = learning.update(learner, state, batch)
             require_finite(report, step)
-            parts.engine.load(shard.local_copy(mesh, state.params), step)
+            parts.engine.load(copy(state.params), step)
             clock.lap("update")
 
             values = report | step_facts(initial, rescued, replaced, groups)
@@ -166,7 +170,7 @@ def train(config: Any, workdir: Path, say: Say) -> None:
                 saved.save(step, state, {"cost": cost})
 
     part = workdir / "trained.part"
-    params = jax.device_get(shard.local_copy(mesh, state.params))
+    params = jax.device_get(copy(state.params))
     save_policy(part, parts.stored.config, params, parts.stored.template.tokenizer)
     part.rename(workdir / "trained")
 

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from harness_s_jax.learner.scores import token_scores
 from harness_s_jax.model.config import Qwen35Config
+from harness_s_jax.model.qwen3_5 import Remat
 from harness_s_jax.types import PackedRows
 
 
@@ -48,14 +50,20 @@ def policy_loss(
     *,
     clip: Clip,
     vocab_size: int,
+    remat: Remat = "none",
+    mesh: Mesh | None = None,
+    sums: Any | None = None,
 ) -> tuple[jax.Array, Sums]:
     """This micro-batch's part of the loss: -sum of weight * min(ratio A, clipped ratio A).
 
     The ratio is the learner's probability of a token over the sampler's, so 1 but for rounding in
     a single update on fresh attempts. With `weight_A` from `advantage.token_weights` the parts of
-    all micro-batches, devices and hosts add up to the loss of the step (method B).
+    all micro-batches, devices and hosts add up to the loss of the step (method B). remat, mesh and
+    sums are those of qwen3_5.forward.
     """
-    logp_BT, entropy_BT = token_scores(params, config, rows, vocab_size=vocab_size)
+    logp_BT, entropy_BT = token_scores(
+        params, config, rows, vocab_size=vocab_size, remat=remat, mesh=mesh, sums=sums
+    )
     # attempt -1 reads the last attempt's numbers; the masks drop them.
     weight_BT = jnp.where(rows.sampled_BT & (rows.attempt_BT >= 0), weight_A[rows.attempt_BT], 0.0)
     counts_BT = weight_BT > 0
@@ -69,7 +77,7 @@ def policy_loss(
     def total(values_BT: jax.Array) -> jax.Array:
         return jnp.sum(jnp.where(counts_BT, values_BT, 0.0))
 
-    sums = Sums(
+    facts = Sums(
         loss=loss,
         tokens=total(jnp.ones_like(logp_BT)),
         entropy=total(entropy_BT),
@@ -77,4 +85,4 @@ def policy_loss(
         clipped=total((bound_BT < free_BT).astype(jnp.float32)),
         gap=jnp.max(jnp.abs(log_ratio_BT)),
     )
-    return loss, jax.lax.stop_gradient(sums)
+    return loss, jax.lax.stop_gradient(facts)

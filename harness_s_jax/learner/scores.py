@@ -2,41 +2,147 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from harness_s_jax.model import qwen3_5
 from harness_s_jax.model.config import Qwen35Config
+from harness_s_jax.model.shard import constrain
 from harness_s_jax.types import PackedRows
+
+# Numbers of one chunk's logits, over all devices that share a row: 2^27 are 512 MiB in float32.
+CHUNK_LOGITS = 1 << 27
 
 
 def token_scores(
-    params: Any, config: Qwen35Config, rows: PackedRows, *, vocab_size: int
+    params: Any,
+    config: Qwen35Config,
+    rows: PackedRows,
+    *,
+    vocab_size: int,
+    remat: qwen3_5.Remat = "none",
+    mesh: Mesh | None = None,
+    sums: Any | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """log p(id_t | ids before t in its segment) and the entropy of that distribution, [B, T] f32.
 
     The distribution is the sampler's: float32 logits over the temperature the token was drawn at,
     ids below `vocab_size` only. A temperature of 0 counts as 1. Both are 0 at a segment's first
-    token, which nothing predicts.
+    token, which nothing predicts. The entropy has no gradient. [B, T, V] never exists: logits are
+    made a chunk of tokens at a time, and once more in the gradient. remat, mesh and sums are those
+    of qwen3_5.forward.
     """
-    hidden_BTD = qwen3_5.forward(params, config, rows.ids_BT, rows.segment_BT, rows.position_BT)
-    logits_BTV = qwen3_5.logits(params, config, hidden_BTD[:, :-1]).astype(jnp.float32)
-    temperature_BT = rows.temperature_BT[:, 1:]
-    logits_BTV = logits_BTV / jnp.where(temperature_BT > 0, temperature_BT, 1.0)[..., None]
-    if vocab_size < config.vocab_size:
-        known_V = jnp.arange(config.vocab_size) < vocab_size
-        logits_BTV = jnp.where(known_V, logits_BTV, jnp.finfo(jnp.float32).min)
-    logp_BTV = jax.nn.log_softmax(logits_BTV)
-    logp_BT = jnp.take_along_axis(logp_BTV, rows.ids_BT[:, 1:, None], axis=-1)[..., 0]
-    entropy_BT = -jnp.sum(jnp.exp(logp_BTV) * logp_BTV, axis=-1)
+    hidden_BTD = qwen3_5.forward(
+        params,
+        config,
+        rows.ids_BT,
+        rows.segment_BT,
+        rows.position_BT,
+        remat=remat,
+        mesh=mesh,
+        sums=sums,
+    )
+    head_DV = qwen3_5.head(params, config, mesh)
+    target_BT, temperature_BT = (
+        jnp.roll(x_BT, -1, axis=1) for x_BT in (rows.ids_BT, rows.temperature_BT)
+    )
+    temperature_BT = jnp.where(temperature_BT > 0, temperature_BT, 1.0)
+    hidden_BTD = constrain(mesh, "B__", hidden_BTD)
+    logp_BT, entropy_BT = _scores(hidden_BTD, head_DV, target_BT, temperature_BT, vocab_size, mesh)
     predicted_BT = rows.position_BT > 0
 
     def placed(values_BT: jax.Array) -> jax.Array:
-        return jnp.where(predicted_BT, jnp.pad(values_BT, ((0, 0), (1, 0))), 0.0)
+        return jnp.where(predicted_BT, jnp.roll(values_BT, 1, axis=1), 0.0)
 
     return placed(logp_BT), placed(entropy_BT)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _scores(hidden_BTD, head_DV, target_BT, temperature_BT, vocab_size, mesh):
+    """log p(target) and entropy, [B, T] float32, of softmax(hidden @ head / temperature)."""
+    return _scores_forward(hidden_BTD, head_DV, target_BT, temperature_BT, vocab_size, mesh)[0]
+
+
+def _scores_forward(hidden_BTD, head_DV, target_BT, temperature_BT, vocab_size, mesh):
+    def score(_, x):
+        hidden_BID, target_BI, temperature_BI = x
+        logits_BIV = _logits(hidden_BID, head_DV, temperature_BI, vocab_size, mesh)
+        lse_BI = jax.nn.logsumexp(logits_BIV, axis=-1)
+        # A masked comparison, not a gather: the vocabulary may be sharded.
+        chosen_BIV = jnp.arange(logits_BIV.shape[-1]) == target_BI[..., None]
+        logp_BI = jnp.sum(jnp.where(chosen_BIV, logits_BIV, 0.0), axis=-1) - lse_BI
+        p_BIV = jnp.exp(logits_BIV - lse_BI[..., None])
+        entropy_BI = lse_BI - jnp.sum(p_BIV * logits_BIV, axis=-1)
+        return None, (logp_BI, entropy_BI, lse_BI)
+
+    cut, joined = _chunks(hidden_BTD, head_DV)
+    _, out = jax.lax.scan(score, None, (cut(hidden_BTD), cut(target_BT), cut(temperature_BT)))
+    logp_BT, entropy_BT, lse_BT = map(joined, out)
+    saved = (hidden_BTD, head_DV, target_BT, temperature_BT, lse_BT)
+    return (logp_BT, entropy_BT), saved
+
+
+def _scores_backward(vocab_size, mesh, saved, cotangents):
+    hidden_BTD, head_DV, target_BT, temperature_BT, lse_BT = saved
+    dlogp_BT, _ = cotangents
+    cut, joined = _chunks(hidden_BTD, head_DV)
+
+    def pull(dhead_DV, x):
+        hidden_BID, target_BI, temperature_BI, lse_BI, dlogp_BI = x
+        logits_BIV = _logits(hidden_BID, head_DV, temperature_BI, vocab_size, mesh)
+        p_BIV = jnp.exp(logits_BIV - lse_BI[..., None])
+        chosen_BIV = jnp.arange(logits_BIV.shape[-1]) == target_BI[..., None]
+        scale_BI1 = (dlogp_BI / temperature_BI)[..., None]
+        dlogits_BIV = (scale_BI1 * (chosen_BIV - p_BIV)).astype(head_DV.dtype)
+        dhidden_BID = jnp.einsum("biv,dv->bid", dlogits_BIV, head_DV)
+        part_DV = jnp.einsum(
+            "bid,biv->dv", hidden_BID, dlogits_BIV, preferred_element_type=jnp.float32
+        )
+        return dhead_DV + part_DV, dhidden_BID
+
+    zeros_DV = jnp.zeros(head_DV.shape, jnp.float32)
+    xs = tuple(map(cut, (hidden_BTD, target_BT, temperature_BT, lse_BT, dlogp_BT)))
+    dhead_DV, dhidden = jax.lax.scan(pull, zeros_DV, xs)
+    return joined(dhidden), dhead_DV.astype(head_DV.dtype), None, None
+
+
+_scores.defvjp(_scores_forward, _scores_backward)
+
+
+def _logits(hidden_BID, head_DV, temperature_BI, vocab_size, mesh):
+    """float32 and finite; an id past the vocabulary gets what no other outweighs."""
+    logits_BIV = jnp.matmul(hidden_BID, head_DV, preferred_element_type=jnp.float32)
+    logits_BIV = constrain(mesh, "B_V", logits_BIV) / temperature_BI[..., None]
+    if vocab_size == head_DV.shape[-1]:
+        return logits_BIV
+    known_V = jnp.arange(head_DV.shape[-1]) < vocab_size
+    return jnp.where(known_V, logits_BIV, MASKED)
+
+
+MASKED = -1e30  # finite: exp of it is exactly 0, and 0 times it is 0
+
+
+def _chunks(hidden_BTD, head_DV):
+    """How to cut [B, T, ...] into [chunks, B, I, ...] of at most CHUNK_LOGITS logits a row, padding
+    the end, and how to join it again."""
+    b, t, _ = hidden_BTD.shape
+    most = max(1, CHUNK_LOGITS // head_DV.shape[-1])
+    chunks = -(-t // most)
+    size = -(-t // chunks)
+
+    def cut(x):
+        pad = ((0, 0), (0, chunks * size - t)) + ((0, 0),) * (x.ndim - 2)
+        x = jnp.pad(x, pad, constant_values=1 if x.dtype == jnp.float32 else 0)
+        return jnp.moveaxis(x.reshape(b, chunks, size, *x.shape[2:]), 1, 0)
+
+    def joined(x):
+        return jnp.moveaxis(x, 0, 1).reshape(b, chunks * size, *x.shape[3:])[:, :t]
+
+    return cut, joined
 
 
 jax.tree_util.register_dataclass(

@@ -22,6 +22,7 @@ from harness_s_jax.learner import advantage as advantages
 from harness_s_jax.learner.loss import Clip, Sums, policy_loss
 from harness_s_jax.model import shard
 from harness_s_jax.model.config import Qwen35Config
+from harness_s_jax.model.qwen3_5 import Remat
 from harness_s_jax.types import PackedRows, TrainBatch
 
 
@@ -77,28 +78,42 @@ def init_state(params: Any, hyper: Hyper, mesh: Mesh) -> State:
     return State(placed, start(placed))
 
 
-def build(
-    state: State,
-    config: Qwen35Config,
-    hyper: Hyper,
-    mesh: Mesh,
-    *,
-    vocab_size: int,
-    attempts: int,
-    micro_rows: int,
-    row_tokens: int,
-) -> Learner:
+@dataclass(frozen=True)
+class Shapes:
+    """What an update is compiled for: changing a field means compiling again."""
+
+    vocab_size: int  # ids that the tokenizer knows
+    attempts: int  # A
+    micro_rows: int  # B
+    row_tokens: int  # T
+    remat: Remat = "none"  # what the gradient recomputes
+
+
+def build(state: State, config: Qwen35Config, hyper: Hyper, mesh: Mesh, shapes: Shapes) -> Learner:
     """Compiles an update for batches of these sizes.
 
     Raises:
       ValueError: the rows of a micro-batch do not divide by the devices that share them.
     """
+    started = time.perf_counter()
+    programs = lower(state, config, hyper, mesh, shapes)
+    compiled = {name: program.compile() for name, program in programs.items()}
+    return Learner(
+        mesh, **compiled, compiled=len(compiled), compile_seconds=time.perf_counter() - started
+    )
+
+
+def lower(
+    state: State, config: Qwen35Config, hyper: Hyper, mesh: Mesh, shapes: Shapes
+) -> dict[str, jax.stages.Lowered]:
+    """The programs of a Learner before they are compiled; `state` may be abstract, and the mesh of
+    devices that this machine does not have."""
+    micro_rows, row_tokens = shapes.micro_rows, shapes.row_tokens
     if micro_rows % mesh.shape["fsdp"]:
         raise ValueError(
             f"got micro-batches of {micro_rows} rows for {mesh.shape['fsdp']} devices to share; "
             f"give a multiple"
         )
-    started = time.perf_counter()
     places = shard.shardings(mesh, state)
     whole, by_row = shard.replicated(mesh), shard.sharding_of(mesh, "_BT", (micro_rows, row_tokens))
     carry_places = (places.params, Sums(*[whole] * len(Sums._fields)))
@@ -106,7 +121,9 @@ def build(
         policy_loss,
         config=config,
         clip=Clip(hyper.clip_low, hyper.clip_high),
-        vocab_size=vocab_size,
+        vocab_size=shapes.vocab_size,
+        remat=shapes.remat,
+        mesh=mesh,
     )
 
     def weigh(reward_A: Any, group_A: Any, tokens_A: Any) -> Any:
@@ -121,20 +138,26 @@ def build(
         return jax.tree.map(jnp.zeros_like, state.params), Sums.zero()
 
     def accumulate(params: Any, carry: Any, rows: PackedRows, advantage_A: Any, weight_A: Any):
-        grads, sums = jax.grad(loss, has_aux=True)(
-            params, rows=rows, advantage_A=advantage_A, weight_A=weight_A
+        before, facts = carry
+        grads, new_facts = jax.grad(loss, has_aux=True)(
+            params,
+            rows=rows,
+            advantage_A=advantage_A,
+            weight_A=weight_A,
+            sums=before["blocks"],  # the blocks' gradients come added to these
         )
-        return jax.tree.map(jnp.add, carry[0], grads), carry[1].add(sums)
+        others = {n: before[n] + g for n, g in grads.items() if n != "blocks"}
+        return others | {"blocks": grads["blocks"]}, facts.add(new_facts)
 
     def apply(state: State, grads: Any) -> Any:
         updates, opt_state = hyper.optimizer().update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         return State(params, opt_state), optax.tree.norm(grads)
 
-    reward_A, number_A = np.zeros(attempts, np.float32), np.zeros(attempts, np.int32)
+    reward_A, number_A = np.zeros(shapes.attempts, np.float32), np.zeros(shapes.attempts, np.int32)
     rows = PackedRows.empty(micro_rows, row_tokens)
     carry = jax.eval_shape(blank)
-    programs = {
+    return {
         "weigh": jax.jit(weigh, in_shardings=whole, out_shardings=whole).lower(
             reward_A, number_A, number_A
         ),
@@ -152,10 +175,6 @@ def build(
             donate_argnums=0,
         ).lower(state, carry[0]),
     }
-    compiled = {name: program.compile() for name, program in programs.items()}
-    return Learner(
-        mesh, **compiled, compiled=len(compiled), compile_seconds=time.perf_counter() - started
-    )
 
 
 def update(learner: Learner, state: State, batch: TrainBatch) -> tuple[State, dict[str, float]]:

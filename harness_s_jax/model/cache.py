@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
 
 from harness_s_jax.model.config import LINEAR_PER_BLOCK, Qwen35Config
+from harness_s_jax.model.shard import spec_of
 
 Cache = dict[str, jax.Array]
 
 ROW_AXIS = {"k": 1, "v": 1, "conv_q": 2, "conv_k": 2, "conv_v": 2, "state": 2}
+# The axes from the rows on, for shard.py's table.
+LETTERS = {"k": "SMNC", "v": "SMNC", "conv_q": "SWP", "conv_k": "SWP", "conv_v": "SWP"}
+LETTERS |= {"state": "SHEO"}
 
 
 def init_cache(config: Qwen35Config, rows: int, max_tokens: int) -> Cache:
@@ -32,6 +37,11 @@ def init_cache(config: Qwen35Config, rows: int, max_tokens: int) -> Cache:
         "conv_v": jnp.zeros((*linear, tail, heads * dv), c.dtype),
         "state": jnp.zeros((*linear, heads, c.linear_key_head_dim, dv), jnp.float32),
     }
+
+
+def shardings(mesh: Mesh, cache: Cache) -> dict[str, NamedSharding]:
+    """Where each array of a cache (or of its shapes) lives."""
+    return {n: NamedSharding(mesh, spec_of(mesh, LETTERS[n], x.shape)) for n, x in cache.items()}
 
 
 def take_rows(cache: Cache, rows_B: jax.Array) -> Cache:

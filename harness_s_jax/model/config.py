@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 LINEAR_PER_BLOCK = 3  # a block is three linear-attention layers and one full-attention layer
@@ -32,6 +32,20 @@ _FIXED = {
     "attn_output_gate": True,
     "full_attention_interval": LAYERS_PER_BLOCK,
     "mamba_ssm_dtype": "float32",
+}
+_ROPE = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_ROPE |= {"mrope_section", "mrope_interleaved"}  # of three equal positions, which text has
+# Fields that say nothing about the text model's function: bookkeeping, training from scratch,
+# generation defaults, and the parts of a checkpoint that hf_io leaves alone.
+_IGNORED = {
+    *("architectures", "auto_map", "model_type", "transformers_version", "_name_or_path"),
+    *("dtype", "torch_dtype", "tie_word_embeddings", "layer_types", "rope_parameters"),
+    *("rope_theta", "partial_rotary_factor", "rms_norm_eps"),
+    *("max_position_embeddings", "initializer_range", "use_cache", "return_dict"),
+    *("output_attentions", "output_hidden_states", "chunk_size_feed_forward"),
+    *("is_encoder_decoder", "id2label", "label2id", "problem_type", "mlp_only_layers"),
+    *("bos_token_id", "eos_token_id", "pad_token_id"),
+    *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
 }
 
 
@@ -103,8 +117,16 @@ class Qwen35Config:
                     f"{name} is {text[name]!r}; this model supports {needed!r} only: use a"
                     f" checkpoint with {name} = {needed!r}."
                 )
+        rope = text.get("rope_parameters") or {n: x for n, x in text.items() if n in _ROPE}
+        known = {*_COUNTS, *_FIXED, *_IGNORED}
+        unknown = [n for n, x in text.items() if n not in known and x]
+        unknown += [f"rope_parameters.{n}" for n, x in rope.items() if n not in _ROPE and x]
+        if unknown:
+            raise ValueError(
+                f"config.json sets {', '.join(unknown)}, which this model does not support: use a"
+                " checkpoint of plain Qwen3.5, or remove what does not change the text model."
+            )
         missing = [name for name in (*_COUNTS, "tie_word_embeddings") if name not in text]
-        rope = text.get("rope_parameters") or text
         missing += [] if "rope_theta" in rope else ["rope_parameters.rope_theta"]
         if missing:
             raise ValueError(f"config.json lacks {', '.join(missing)}: add them.")
@@ -117,7 +139,9 @@ class Qwen35Config:
             **{name: text[name] for name in _COUNTS},
             rms_norm_eps=float(text.get("rms_norm_eps", 1e-6)),
             rope_theta=float(rope["rope_theta"]),
-            partial_rotary_factor=float(rope.get("partial_rotary_factor", 0.25)),
+            partial_rotary_factor=float(
+                rope.get("partial_rotary_factor", text.get("partial_rotary_factor", 0.25))
+            ),
             tie_word_embeddings=bool(text["tie_word_embeddings"]),
             dtype=_dtype(text, hf),
         )
@@ -165,3 +189,38 @@ def _dtype(text: Mapping[str, Any], wrapper: Mapping[str, Any]) -> str:
             if source.get(name):
                 return str(source[name]).removeprefix("torch.")
     return "float32"
+
+
+_PUBLISHED = Qwen35Config(
+    vocab_size=248320,
+    hidden_size=4096,
+    intermediate_size=12288,
+    num_hidden_layers=32,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    head_dim=256,
+    linear_num_key_heads=16,
+    linear_num_value_heads=32,
+    linear_key_head_dim=128,
+    linear_value_head_dim=128,
+    tie_word_embeddings=False,
+    dtype="bfloat16",
+)
+# The published sizes, for sizing without a checkpoint; a checkpoint's config.json always wins.
+PRESETS = {
+    "4b": replace(_PUBLISHED, hidden_size=2560, intermediate_size=9216, tie_word_embeddings=True),
+    "9b": _PUBLISHED,
+    "tiny": Qwen35Config(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=24,
+    ),
+}

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 MASKED = -1e30  # exp of it is exactly 0
+SPAN = 1024  # tokens of a long row whose chunks are prepared together
 EXACT = jax.lax.Precision.HIGHEST  # float32 products would be one bfloat16 pass on a TPU
-_einsum = functools.partial(jnp.einsum, precision=EXACT)
 _matmul = functools.partial(jnp.matmul, precision=EXACT)
 
 
@@ -93,22 +93,23 @@ def delta_step(
     beta_SH: jax.Array,
     state_SHEO: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """One token a row: S *= exp(g); d = beta (v - S'k); S += k d'; o = S'q / sqrt(E). All float32.
+    """One token a row: S *= exp(g); d = beta (v - S'k); S += k d'; o = S'q / sqrt(E).
 
+    q, k and v come as the convolution gives them; q and k are made unit length, v float32.
     Both reads of S come before the write, so that S is read once and written once:
     o = exp(g) S'q + (k.q) d. A row with g = 0 and beta = 0 keeps its state exactly.
     """
     s, n, e = q_SNE.shape
     h, o = v_SHO.shape[1:]
-    q_SNE = q_SNE * e**-0.5
+    q_SNE, k_SNE = l2_norm(q_SNE) * e**-0.5, l2_norm(k_SNE)
     state = state_SHEO.reshape(s, n, h // n, e, o)
-    v, beta = v_SHO.reshape(s, n, h // n, o), beta_SH.reshape(s, n, h // n, 1)
+    v, beta = v_SHO.astype(jnp.float32).reshape(s, n, h // n, o), beta_SH.reshape(s, n, h // n, 1)
     kept = jnp.exp(g_SH).reshape(s, n, h // n, 1)
     change = (v - kept * _read(state, k_SNE)) * beta
     match = jnp.sum(k_SNE * q_SNE, -1)[..., None, None]
     out = kept * _read(state, q_SNE) + match * change
     state = state * kept[..., None] + k_SNE[:, :, None, :, None] * change[..., None, :]
-    return out.reshape(s, h, o), state.reshape(s, h, e, o)
+    return out.reshape(s, h, o).astype(v_SHO.dtype), state.reshape(s, h, e, o)
 
 
 def _read(state_SNREO: jax.Array, key_SNE: jax.Array) -> jax.Array:
@@ -129,97 +130,114 @@ def delta_chunks(
     state_BHEO: jax.Array,
     chunk: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """The rule over whole rows, `chunk` tokens at once. All float32.
+    """The rule over whole rows, `chunk` tokens at once.
 
-    `state_BHEO` belongs to the segment of each row's first token. A token with k = 0, beta = 0 and
-    g = 0 leaves the state exactly as it was. `chunk` is a power of two.
-    -> o [B, T, H, O] and the state after the last token.
+    q, k and v come as the convolution gives them, g, beta and the state in float32. `state_BHEO`
+    belongs to the segment of each row's first token. A token with k = 0, beta = 0 and g = 0 leaves
+    the state exactly as it was. `chunk` is a power of two.
+    -> o [B, T, H, O] in the dtype of v, and the state after the last token.
+
+    A Pallas kernel would take the place of `_delta_span`, which has the same inputs and outputs.
     """
+    b, t = segment_BT.shape
+    span = min(SPAN, t + -t % chunk)
+    pad, spans = -t % span, (t + -t % span) // span
+
+    def cut(x: jax.Array, mode: str = "constant") -> jax.Array:  # -> [spans, B, span, ...]
+        x = jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2), mode=mode)
+        return jnp.moveaxis(x.reshape(b, spans, span, *x.shape[2:]), 1, 0)
+
+    xs = (*map(cut, (q_BTNE, k_BTNE, v_BTHO, g_BTH, beta_BTH)), cut(segment_BT, "edge"))
+    run = functools.partial(_delta_span, chunk=chunk)
+    carry = (state_BHEO, segment_BT[:, 0])
+    if spans == 1:
+        (state_BHEO, _), o = run(carry, tuple(x[0] for x in xs))
+        return o[:, :t], state_BHEO
+    # What a span works on is a dozen float32 arrays: the gradient makes them again, span by span.
+    (state_BHEO, _), o = jax.lax.scan(jax.checkpoint(run), carry, xs)
+    return jnp.moveaxis(o, 0, 1).reshape(b, spans * span, *o.shape[3:])[:, :t], state_BHEO
+
+
+def _delta_span(carry: tuple[jax.Array, jax.Array], xs: tuple, chunk: int) -> tuple:
+    """One span of `delta_chunks`, a multiple of `chunk` tokens.
+
+    carry: the state [B, H, E, O] and the segment [B] that it belongs to; xs: the six inputs for
+    this span. -> the next carry, o.
+    """
+    (state_BHEO, before_B), (q_BTNE, k_BTNE, v_BTHO, g_BTH, beta_BTH, segment_BT) = carry, xs
     b, t, n, e = q_BTNE.shape
     h, o = v_BTHO.shape[2:]
-    r, pad = h // n, -t % chunk
-    j = (t + pad) // chunk
+    r, j, i = h // n, t // chunk, chunk
 
-    def chunks(x: jax.Array, heads: tuple[int, ...]) -> jax.Array:  # -> [B, *heads, J, I, ...]
-        x = jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2))
-        x = x.reshape(b, j, chunk, *heads, *x.shape[3:])
-        return jnp.moveaxis(x, (1, 2), (1 + len(heads), 2 + len(heads)))
+    def chunks(x: jax.Array, heads: tuple[int, ...]) -> jax.Array:  # -> [J, B, *heads, I, ...]
+        x = x.reshape(b, j, i, *heads, *x.shape[3:])
+        return jnp.moveaxis(x, (1, 2), (0, 2 + len(heads)))
 
-    q, k = chunks(q_BTNE, (n,)) * e**-0.5, chunks(k_BTNE, (n,))  # [B, N, J, I, E]
-    v, g, beta = (chunks(x, (n, r)) for x in (v_BTHO, g_BTH, beta_BTH))  # [B, N, R, J, I, ...]
-    masks = _chunk_masks(jnp.pad(segment_BT, ((0, 0), (0, pad)), mode="edge"), chunk)
-    same, from_state, to_end = (m[:, None, None] for m in masks)
+    q, k = chunks(l2_norm(q_BTNE) * e**-0.5, (n,)), chunks(l2_norm(k_BTNE), (n,))
+    v, g, beta = (chunks(x.astype(jnp.float32), (n, r)) for x in (v_BTHO, g_BTH, beta_BTH))
+    segment = segment_BT.reshape(b, j, i).swapaxes(0, 1)  # [J, B, I]
+    held = jnp.concatenate([before_B[None], segment[:-1, :, -1]])[..., None]  # by the state read
+    from_state, to_end = segment == held, segment == segment[..., -1:]
+    same = segment[..., :, None] == segment[..., None, :]
+    same, from_state, to_end = (m[:, :, None, None] for m in (same, from_state, to_end))
 
-    lower = jnp.tril(jnp.ones((chunk, chunk), bool))
+    lower = jnp.tril(jnp.ones((i, i), bool))
     total = jnp.cumsum(g, -1)  # the segments' sums run on: only differences inside one are used
     difference = total[..., :, None] - total[..., None, :]
     within = jnp.exp(jnp.where(lower & same, difference, MASKED))
-    read = jnp.where(from_state, jnp.exp(total), 0.0)
-    keep = jnp.where(to_end, jnp.exp(total[..., -1:] - total), 0.0)
-    carry = jnp.where(from_state & to_end, jnp.exp(total), 0.0)[..., -1]
+    read = jnp.where(from_state, jnp.exp(total), 0.0)[..., None]
+    keep = jnp.where(to_end, jnp.exp(total[..., -1:] - total), 0.0)[..., None]
+    carried = jnp.where(from_state & to_end, jnp.exp(total), 0.0)[..., -1:, None]
 
-    kk = _einsum("bnjie,bnjle->bnjil", k, k)[:, :, None] * within * beta[..., None]
-    right = [v * beta[..., None], k[:, :, None] * (beta * read)[..., None]]
-    solved = unit_lower_solve(jnp.where(jnp.tril(lower, -1), kk, 0.0), jnp.concatenate(right, -1))
-    u, w = solved[..., :o], solved[..., o:]
-    inside = _einsum("bnjie,bnjle->bnjil", q, k)[:, :, None] * within
-    q_read, k_keep = q[:, :, None] * read[..., None], k[:, :, None] * keep[..., None]
+    kq = jnp.concatenate([k, q], -2)  # [J, B, N, 2I, E]
+    match = _matmul(kq, jnp.swapaxes(k, -1, -2))[:, :, :, None]
+    beta = beta[..., None]
+    below = jnp.where(jnp.tril(lower, -1), match[..., :i, :] * within * beta, 0.0)
+    inverse = jax.lax.stop_gradient(unit_lower_inverse(below))  # solve() has the gradient
+    inside = match[..., i:, :] * within
 
-    def advance(state, x):
-        u, w, inside, q_read, k_keep, carry = x
-        new = u - _einsum("bnrie,bnreo->bnrio", w, state)
-        out = _einsum("bnrie,bnreo->bnrio", q_read, state)
-        out = out + _einsum("bnril,bnrlo->bnrio", inside, new)
-        state = state * carry[..., None, None] + _einsum("bnrie,bnrio->bnreo", k_keep, new)
-        return state, out
+    def advance(state_BNREO, x):
+        kq, k, v, beta, below, inverse, inside, read, keep, carried = x
+        known = _matmul(kq[:, :, None], state_BNREO)  # of both k and q: [B, N, R, 2I, O]
+        new = solve(below, inverse, beta * (v - read * known[..., :i, :]))
+        out = read * known[..., i:, :] + _matmul(inside, new)
+        kept = _matmul(jnp.swapaxes(k, -1, -2)[:, :, None], keep * new)
+        return state_BNREO * carried + kept, out
 
-    xs = (u, w, inside, q_read, k_keep, carry)
-    xs = tuple(jnp.moveaxis(x, 3, 0) for x in xs)
-    state, out = jax.lax.scan(advance, state_BHEO.reshape(b, n, r, e, o), xs)
-    out = out.transpose(1, 0, 4, 2, 3, 5).reshape(b, j * chunk, h, o)[:, :t]
-    return out, state.reshape(b, h, e, o)
-
-
-def _chunk_masks(segment_BT: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Which tokens of a chunk belong together [B,J,I,I]; which read the carried state [B,J,I];
-    which write the state carried on [B,J,I]."""
-    b, t = segment_BT.shape
-    segment = segment_BT.reshape(b, t // chunk, chunk)
-    before = jnp.concatenate([segment[:, :1, :1], segment[:, :-1, -1:]], 1)
-    same = segment[..., :, None] == segment[..., None, :]
-    return same, segment == before, segment == segment[..., -1:]
+    parts = (kq, k, v, beta, below, inverse, inside, read, keep, carried)
+    state, out = jax.lax.scan(advance, state_BHEO.reshape(b, n, r, e, o), parts)
+    out = jnp.moveaxis(out, (0, 4), (1, 2)).reshape(b, t, h, o).astype(v_BTHO.dtype)
+    return (state.reshape(b, h, e, o), segment_BT[:, -1]), out
 
 
 @jax.custom_vjp
-def unit_lower_solve(lower_xII: jax.Array, right_xIP: jax.Array) -> jax.Array:
-    """X of (1 + lower) X = right, for a strictly lower triangular matrix; I is a power of two.
-
-    By matrix products, also in its gradient: LAPACK's solve of many small systems is slow on a CPU
-    and has no counterpart on a TPU. Only products of inverses of diagonal blocks are formed, never
-    powers of `lower`, which overflow.
-    """
-    return _matmul(_unit_lower_inverse(lower_xII), right_xIP)
+def solve(lower_xII: jax.Array, inverse_xII: jax.Array, right_xIO: jax.Array) -> jax.Array:
+    """X of (1 + lower) X = right, by the inverse of 1 + lower, whose gradient is not asked for:
+    that of `lower` comes from X itself, with two products in place of four."""
+    return _matmul(inverse_xII, right_xIO)
 
 
-def _solve_forward(lower_xII, right_xIP):
-    inverse_xII = _unit_lower_inverse(lower_xII)
-    x_xIP = _matmul(inverse_xII, right_xIP)
-    return x_xIP, (inverse_xII, x_xIP)
+def _solve_forward(lower_xII, inverse_xII, right_xIO):
+    x_xIO = _matmul(inverse_xII, right_xIO)
+    return x_xIO, (inverse_xII, x_xIO)
 
 
-def _solve_backward(saved, dx_xIP):
-    inverse_xII, x_xIP = saved
-    dright_xIP = _einsum("...ij,...ip->...jp", inverse_xII, dx_xIP)
-    dlower_xII = -_einsum("...ip,...jp->...ij", dright_xIP, x_xIP)
-    return jnp.tril(dlower_xII, -1), dright_xIP
+def _solve_backward(saved, dx_xIO):
+    inverse_xII, x_xIO = saved
+    dright_xIO = _matmul(jnp.swapaxes(inverse_xII, -1, -2), dx_xIO)
+    dlower_xII = -_matmul(dright_xIO, jnp.swapaxes(x_xIO, -1, -2))
+    return jnp.tril(dlower_xII, -1), jnp.zeros_like(inverse_xII), dright_xIO
 
 
-unit_lower_solve.defvjp(_solve_forward, _solve_backward)
+solve.defvjp(_solve_forward, _solve_backward)
 
 
-def _unit_lower_inverse(lower_xII: jax.Array, base: int = 16) -> jax.Array:
-    """Inverse of 1 + lower, by inverting diagonal blocks of doubled size until one is left.
+def unit_lower_inverse(lower_xII: jax.Array, base: int = 16) -> jax.Array:
+    """Inverse of 1 + lower, a strictly lower triangular matrix; I is a power of two.
 
+    By matrix products: LAPACK's solve of many small systems is slow on a CPU and has no counterpart
+    on a TPU. Diagonal blocks of doubled size are inverted until one is left, never powers of
+    `lower` formed, which overflow:
     [[a, 0], [b, d]]^-1 = [[A, 0], [-D b A, D]] with A, D the inverses of a, d. Blocks of up to
     `base` are worked on inside one small matrix, where a mask picks b.
     """

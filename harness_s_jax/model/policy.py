@@ -8,6 +8,7 @@ from typing import Any
 
 from harness_s_jax.model import hf_io
 from harness_s_jax.model.config import Qwen35Config
+from harness_s_jax.model.safetensors_file import written_aside
 from harness_s_jax.model.template import ChatTemplate, embedded_template
 from harness_s_jax.model.tokenizer import SentencePieceTokenizer
 
@@ -42,7 +43,7 @@ def load_policy(directory: Path) -> StoredPolicy:
 def save_policy(
     directory: Path, config: Qwen35Config, params: Any, tokenizer: SentencePieceTokenizer
 ) -> None:
-    """Writes what `load_policy` reads."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / TOKENIZER_FILE).write_bytes(tokenizer.model)
-    hf_io.save(directory, config, params)
+    """Writes what `load_policy` reads, all of it or nothing (see `written_aside`)."""
+    with written_aside(directory) as part:
+        (part / TOKENIZER_FILE).write_bytes(tokenizer.model)
+        hf_io.write(part, config, params)

@@ -1,28 +1,33 @@
 """Qwen3.5 text model as plain functions over a nested dict of arrays.
 
-Source: transformers 5.24 models/qwen3_5/modeling_qwen3_5.py. The cache is described in cache.py.
-Parameters:
-
-    embed_VD, norm_D, head_DV (absent when tied), blocks: {linear: [L/4, 3, ...], full: [L/4, ...]}
+Source: transformers 5.24 models/qwen3_5/modeling_qwen3_5.py. The parameters are declared in
+params.py, the cache is described in cache.py.
 
 A block is three linear-attention layers and one full-attention layer; blocks are run by lax.scan,
-so compile time does not grow with depth. Every weight is cast to config.dtype where it is used:
-float32 master weights may be passed as they are. The A_log and gated-norm weights stay float32.
+so compile time does not grow with depth. Every matrix is cast to config.dtype where it is used, and
+gathered over fsdp there (shard.gathered): float32 master weights may be passed as they are. Vectors
+(norms, A_log, dt_bias) are worked with in float32.
 """
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from harness_s_jax.model import attention, deltanet
+from harness_s_jax.model.accumulate import Remat, scan_blocks
 from harness_s_jax.model.cache import Cache, clear_rows, init_cache, put_rows, take_rows
 from harness_s_jax.model.config import LINEAR_PER_BLOCK, Qwen35Config
 from harness_s_jax.model.params import Params, init_params
+from harness_s_jax.model.shard import constrain, gathered
 
 __all__ = [
     "Cache",
     "Params",
+    "Remat",
     "decode",
     "forward",
     "init_cache",
@@ -34,12 +39,16 @@ __all__ = [
 ]
 
 
+def head(params: Params, config: Qwen35Config, mesh: Mesh | None = None) -> jax.Array:
+    """The output matrix [D, V] in config.dtype, the embedding's transpose where they are tied."""
+    if config.tie_word_embeddings:
+        return gathered(mesh, "embed_VD", params["embed_VD"], config.dtype).T
+    return gathered(mesh, "head_DV", params["head_DV"], config.dtype)
+
+
 def logits(params: Params, config: Qwen35Config, hidden_xD: jax.Array) -> jax.Array:
     """Scores over the vocabulary in float32, [..., V]."""
-    head_DV = params["embed_VD"].T if config.tie_word_embeddings else params["head_DV"]
-    return jnp.matmul(
-        hidden_xD, head_DV.astype(hidden_xD.dtype), preferred_element_type=jnp.float32
-    )
+    return jnp.matmul(hidden_xD, head(params, config), preferred_element_type=jnp.float32)
 
 
 # --- whole packed rows ------------------------------------------------------------------------
@@ -52,39 +61,50 @@ def forward(
     segment_BT: jax.Array,
     position_BT: jax.Array,
     *,
-    remat: bool = False,
+    remat: Remat = "none",
+    mesh: Mesh | None = None,
+    sums: Params | None = None,
 ) -> jax.Array:
     """Hidden states [B, T, D] after the last norm, for rows that pack several segments.
 
     Segments are runs of one id, 0, 1, ...; -1 is padding. Attention, convolution and recurrent
-    state start afresh with each; positions restart at 0. `remat` recomputes blocks in the gradient.
+    state start afresh with each; positions restart at 0. With a mesh the activations are sharded
+    over it by the table of shard.py. With `sums`, a tree like params["blocks"], the gradient of the
+    blocks comes added to it (accumulate.py).
     """
     tables = _rope(config, position_BT)
-    allowed_BTT = attention.packed_mask(segment_BT)
+    place = functools.partial(constrain, mesh)
 
     def linear_mixer(p, h_BTD):
-        q, k, v = _linear_inputs(p, h_BTD)
         q, k, v = (
-            deltanet.packed_conv(x, p[f"conv_{n}_WP"], segment_BT)
-            for n, x in (("q", q), ("k", k), ("v", v))
+            deltanet.packed_conv(place("BTP", x), p[f"conv_{n}_WP"], segment_BT)
+            for n, x in zip("qkv", _linear_inputs(p, h_BTD), strict=True)
         )
         heads = _linear_heads(p, config, h_BTD, q, k, v)
-        o_BTHO, _ = deltanet.delta_chunks(
-            *heads, segment_BT, _zero_state(config, h_BTD), _chunk(config)
-        )
-        return _linear_output(p, config, h_BTD, o_BTHO)
+        state_BHEO = place("BHEO", _zero_state(config, h_BTD))
+        o_BTHO, _ = deltanet.delta_chunks(*heads, segment_BT, state_BHEO, _chunk(config))
+        return _linear_output(p, config, h_BTD, place("BTHO", o_BTHO))
 
     def full_mixer(p, h_BTD):
         q, gate, k, v = _full_heads(p, config, h_BTD, tables)
-        return _full_output(p, attention.attend(q, k, v, allowed_BTT), gate)
+        q, k, v = place("BTHC", q), place("BTNC", k), place("BTNC", v)
+        return _full_output(p, attention.packed_attend(q, k, v, segment_BT, mesh), gate)
 
-    def block(x_BTD, p):
-        for j in range(LINEAR_PER_BLOCK):
-            x_BTD = _layer(_at(p["linear"], j), config, x_BTD, linear_mixer)
-        return _layer(p["full"], config, x_BTD, full_mixer), None
+    def half(of, mixer, norm, x_BTD, p):
+        """x + mixer(norm(x)), with whole rows inside and their tokens shared out between."""
+        p = {name: gathered(mesh, name, x, config.dtype) for name, x in of(p).items()}
+        h_BTD = place("B__", attention.rms_norm(x_BTD, p[norm], config.rms_norm_eps))
+        return x_BTD + place("BTD", mixer(p, h_BTD))
 
-    x_BTD = _embed(params, config, ids_BT)
-    x_BTD, _ = jax.lax.scan(jax.checkpoint(block) if remat else block, x_BTD, params["blocks"])
+    parts = []
+    for of, mixer in [
+        (functools.partial(_linear_layer, j), linear_mixer) for j in range(LINEAR_PER_BLOCK)
+    ] + [(_full_layer, full_mixer)]:
+        parts.append(functools.partial(half, of, mixer, "norm_in_D"))
+        parts.append(functools.partial(half, of, _mlp, "norm_mlp_D"))
+
+    x_BTD = place("BTD", _embed(params, config, ids_BT, mesh))
+    x_BTD = scan_blocks(parts, x_BTD, params["blocks"], remat, sums)
     return attention.rms_norm(x_BTD, params["norm_D"], config.rms_norm_eps)
 
 
@@ -184,9 +204,10 @@ def _cached(params, config, cache, ids_x, linear_mixer, full_mixer):
     def block(carry, p):
         x_xD, cache, i = carry
         for j in range(LINEAR_PER_BLOCK):
-            p_j = _at(p["linear"], j)
-            x_xD, cache = _cached_layer(p_j, config, x_xD, cache, (i, j), linear_mixer)
-        x_xD, cache = _cached_layer(p["full"], config, x_xD, cache, i, full_mixer)
+            x_xD, cache = _cached_layer(
+                _linear_layer(j, p), config, x_xD, cache, (i, j), linear_mixer
+            )
+        x_xD, cache = _cached_layer(_full_layer(p), config, x_xD, cache, i, full_mixer)
         return (x_xD, cache, i + 1), None
 
     carry = (_embed(params, config, ids_x), cache, jnp.int32(0))
@@ -207,16 +228,27 @@ def _put_kv(cache: Cache, at: tuple, k: jax.Array, v: jax.Array) -> Cache:
 # --- layers ------------------------------------------------------------------------------------
 
 
-def _at(p: Params, j: int) -> Params:
-    return {name: x[j] for name, x in p.items()}
+def _linear_layer(j: int, p: Params) -> Params:
+    return {name: x[j] for name, x in p["linear"].items()}
+
+
+def _full_layer(p: Params) -> Params:
+    return p["full"]
 
 
 def _dense(x_xD: jax.Array, weight: jax.Array) -> jax.Array:
-    return x_xD @ weight.astype(x_xD.dtype)
+    """Over one axis of rows: the gradient of a product over [B, T] is a third slower on a CPU."""
+    y = x_xD.reshape(-1, x_xD.shape[-1]) @ weight.astype(x_xD.dtype)
+    return y.reshape(*x_xD.shape[:-1], -1)
 
 
-def _embed(params: Params, config: Qwen35Config, ids_x: jax.Array) -> jax.Array:
-    return jnp.asarray(params["embed_VD"])[ids_x].astype(config.dtype)
+def _embed(
+    params: Params, config: Qwen35Config, ids_x: jax.Array, mesh: Mesh | None = None
+) -> jax.Array:
+    """Looked up where the embedding lies, over all rows, and only then shared out by rows."""
+    ids_x = constrain(mesh, "_" * ids_x.ndim, ids_x)
+    x_xD = jnp.asarray(params["embed_VD"])[ids_x].astype(config.dtype)
+    return constrain(mesh, "_" * ids_x.ndim + "D", x_xD)
 
 
 def _rope(config: Qwen35Config, position_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -224,21 +256,15 @@ def _rope(config: Qwen35Config, position_BT: jax.Array) -> tuple[jax.Array, jax.
     return attention.rope_tables(position_BT, config.rotary_dim, config.rope_theta, dtype)
 
 
-def _layer(p, config, x_xD, mixer):
-    x_xD = x_xD + mixer(p, attention.rms_norm(x_xD, p["norm_in_D"], config.rms_norm_eps))
-    return x_xD + _mlp(p, config, x_xD)
-
-
 def _cached_layer(p, config, x_xD, cache, at, mixer):
     h_xD = attention.rms_norm(x_xD, p["norm_in_D"], config.rms_norm_eps)
     y_xD, cache = mixer(p, h_xD, cache, at)
     x_xD = x_xD + y_xD
-    return x_xD + _mlp(p, config, x_xD), cache
+    return x_xD + _mlp(p, attention.rms_norm(x_xD, p["norm_mlp_D"], config.rms_norm_eps)), cache
 
 
-def _mlp(p: Params, config: Qwen35Config, x_xD: jax.Array) -> jax.Array:
-    h = attention.rms_norm(x_xD, p["norm_mlp_D"], config.rms_norm_eps)
-    return _dense(jax.nn.silu(_dense(h, p["gate_DF"])) * _dense(h, p["up_DF"]), p["down_FD"])
+def _mlp(p: Params, h_xD: jax.Array) -> jax.Array:
+    return _dense(jax.nn.silu(_dense(h_xD, p["gate_DF"])) * _dense(h_xD, p["up_DF"]), p["down_FD"])
 
 
 def _linear_inputs(p: Params, h_xD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -246,19 +272,18 @@ def _linear_inputs(p: Params, h_xD: jax.Array) -> tuple[jax.Array, jax.Array, ja
 
 
 def _linear_heads(p, config, h_xD, q_xP, k_xP, v_xP):
-    """q, k (unit length), v, log decay g and beta, all float32, split into heads."""
+    """q, k and v split into heads; log decay g and beta, float32."""
     keys = (*h_xD.shape[:-1], config.linear_num_key_heads, config.linear_key_head_dim)
     values = (*h_xD.shape[:-1], config.linear_num_value_heads, config.linear_value_head_dim)
-    q, k = (deltanet.l2_norm(x.reshape(keys)) for x in (q_xP, k_xP))
+    q, k = (x.reshape(keys) for x in (q_xP, k_xP))
     g = deltanet.decay(_dense(h_xD, p["a_DH"]), p["A_log_H"], p["dt_bias_H"])
     beta = jax.nn.sigmoid(_dense(h_xD, p["b_DH"])).astype(jnp.float32)  # sigmoid in config.dtype
-    return q, k, v_xP.reshape(values).astype(jnp.float32), g, beta
+    return q, k, v_xP.reshape(values), g, beta
 
 
 def _linear_output(p, config, h_xD, o_xHO):
     z_xHO = _dense(h_xD, p["z_DP"]).reshape(o_xHO.shape)
-    o = o_xHO.astype(h_xD.dtype)
-    o = deltanet.gated_norm(o, z_xHO, p["norm_out_C"], config.rms_norm_eps)
+    o = deltanet.gated_norm(o_xHO, z_xHO, p["norm_out_C"], config.rms_norm_eps)
     return _dense(o.reshape(*h_xD.shape[:-1], -1), p["out_PD"])
 
 

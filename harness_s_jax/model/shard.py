@@ -1,4 +1,10 @@
-"""Which mesh axis each dimension lives on: one table, by the letters in an array's name."""
+"""Which mesh axis each dimension lives on: one table, by the letters in an array's name.
+
+Weights, optimizer state, activations, cache and logits all take their place from it. The axes are
+fsdp (rows of the batch and, for weights, slices that are gathered block by block) and tensor
+(heads, channels, vocabulary; between the layers it shards the tokens of a row instead, so that
+what is saved for the gradient is shared out too).
+"""
 
 from __future__ import annotations
 
@@ -11,35 +17,66 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-# Letter of a name's suffix -> mesh axis. Vectors (norms, gates a head) are whole on every device.
-AXIS_OF = {"B": "fsdp", "D": "fsdp", "V": "tensor", "P": "tensor", "F": "tensor"}
+# Letter -> mesh axis. An array uses an axis once: where two of its letters want the same, the one
+# that stands first here has it. So q_BTHC is split by heads, but x_BTD, between layers, by tokens.
+AXIS_OF = {
+    "B": "fsdp",  # rows of a batch
+    "S": "fsdp",  # slots of the sampler
+    "V": "tensor",
+    "P": "tensor",  # channels of a projection, head by head
+    "F": "tensor",
+    "H": "tensor",
+    "N": "tensor",
+    "T": "tensor",
+    "D": "fsdp",
+}
+_ORDER = {letter: i for i, letter in enumerate(AXIS_OF)}
 
 
-def make_mesh(tensor: int = 1) -> Mesh:
-    """All devices of all processes as (fsdp, tensor).
+def make_mesh(tensor: int = 1, devices: Any = None) -> Mesh:
+    """The devices (all of all processes by default) as (fsdp, tensor).
 
     Raises:
       ValueError: the devices do not divide by `tensor`.
     """
-    devices = np.array(jax.devices())
-    if len(devices) % tensor:
+    devices = np.array(jax.devices() if devices is None else devices)
+    if devices.size % tensor:
         raise ValueError(
-            f"got {len(devices)} devices for a tensor axis of {tensor}; it must divide"
+            f"got {devices.size} devices for a tensor axis of {tensor}; it must divide"
         )
     return Mesh(devices.reshape(-1, tensor), ("fsdp", "tensor"))
 
 
-def sharding_of(mesh: Mesh, name: str, shape: tuple[int, ...]) -> NamedSharding:
-    """Where an array with these suffix letters lives; leading dimensions without a letter, and
-    dimensions that their axis does not divide, are whole."""
-    letters = name.rpartition("_")[2] if "_" in name else ""
-    if len(letters) < 2:
-        return NamedSharding(mesh, PartitionSpec())
-    inner = [
-        axis if (axis := AXIS_OF.get(letter)) and size % mesh.shape[axis] == 0 else None
-        for letter, size in zip(letters, shape[-len(letters) :], strict=True)
-    ]
-    return NamedSharding(mesh, PartitionSpec(*[None] * (len(shape) - len(letters)), *inner))
+def letters_of(name: str) -> str:
+    """The letters of a name's suffix: "DF" of "gate_DF"; "" where there is none."""
+    return name.rpartition("_")[2] if "_" in name else ""
+
+
+def is_matrix(name: str) -> bool:
+    """Whether a parameter has two axes of its own, so that it is sharded and computed with in the
+    model's dtype; vectors (norms, gates a head) are whole on every device and float32."""
+    return len(letters_of(name)) >= 2
+
+
+def spec_of(mesh: Any, letters: str, shape: tuple[int, ...], *, without: str = "") -> PartitionSpec:
+    """The place of the last len(letters) dimensions; those in front of them are whole.
+
+    A dimension that its axis does not divide is whole too, as are those of the axis `without`.
+    """
+    sizes = dict(zip(letters, shape[len(shape) - len(letters) :], strict=True))
+    used: dict[str, str] = {}
+    for letter in sorted(set(letters) & set(AXIS_OF), key=_ORDER.__getitem__):
+        axis = AXIS_OF[letter]
+        if axis != without and axis not in used.values() and sizes[letter] % mesh.shape[axis] == 0:
+            used[letter] = axis
+    front = [None] * (len(shape) - len(letters))
+    return PartitionSpec(*front, *(used.get(letter) for letter in letters))
+
+
+def sharding_of(mesh: Any, name: str, shape: tuple[int, ...]) -> NamedSharding:
+    """Where an array of this name lives; one without two letters is whole on every device."""
+    letters = letters_of(name) if is_matrix(name) else ""
+    return NamedSharding(mesh, spec_of(mesh, letters, shape))
 
 
 def shardings(mesh: Mesh, tree: Any) -> Any:
@@ -53,21 +90,52 @@ def shardings(mesh: Mesh, tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(of, tree)
 
 
+def constrain(mesh: Mesh | None, letters: str, x: jax.Array) -> jax.Array:
+    """An activation in its place, inside a jitted function; as it is without a mesh."""
+    if mesh is None or mesh.size == 1:
+        return x
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec_of(mesh, letters, x.shape)))
+
+
+def gathered(mesh: Mesh | None, name: str, weight: jax.Array, dtype: Any) -> jax.Array:
+    """A weight as a layer uses it: cast, then gathered over fsdp, so that half the bytes travel.
+
+    Called inside the scan over blocks it keeps at most a block's weights whole. A vector comes back
+    as it is.
+    """
+    if not is_matrix(name):
+        return weight
+    weight = weight.astype(dtype)
+    if mesh is None or mesh.size == 1:
+        return weight
+    spec = spec_of(mesh, letters_of(name), weight.shape, without="fsdp")
+    return jax.lax.with_sharding_constraint(weight, NamedSharding(mesh, spec))
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """Whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def local_copy(mesh: Mesh, params: Any) -> Any:
-    """A copy of sharded parameters on one of this process's devices.
+def local_copy(mesh: Mesh, params: Any, dtype: Any) -> Any:
+    """A copy of sharded parameters on one of this process's devices, matrices in `dtype`.
 
-    One program over all processes, which all must enter, gathers them (contract 9a of the design);
-    the copy outlives a donation of the originals.
+    The sampler then computes with exactly the values that the learner's forward computes with. One
+    program over all processes, which all must enter, gathers them (contract 9a of the design); the
+    copy outlives a donation of the originals.
     """
-    return jax.tree.map(lambda array: array.addressable_data(0), _gather(mesh)(params))
+    copied = _gather(mesh, np.dtype(dtype))(params)
+    return jax.tree.map(lambda array: array.addressable_data(0), copied)
 
 
 @functools.cache
-def _gather(mesh: Mesh) -> Callable[[Any], Any]:
+def _gather(mesh: Mesh, dtype: Any) -> Callable[[Any], Any]:
     """One function for each mesh, or every call would compile it anew."""
-    return jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=replicated(mesh))
+
+    def copy(path: Any, x: jax.Array) -> jax.Array:
+        return jnp.astype(x, dtype if is_matrix(path[-1].key) else x.dtype, copy=True)
+
+    def copies(tree: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(copy, tree)
+
+    return jax.jit(copies, out_shardings=replicated(mesh))

@@ -2,19 +2,22 @@
 
 A conversation is the prompt, then for each turn what was sampled and what `tool_response` gives:
 
-    system_open [tools_open tools tools_close] system  user_open user  assistant_open
-    sampled ...  [end]  tool_open response tool_close  sampled ...
+    [system] user assistant_open  sampled ...  [end]  tool assistant_open  sampled ...
 
-Every text that comes from an environment or a harness is encoded alone and without control ids
-(contract 10); all control ids come from the template's own fields.
+Every text that comes from an environment or a harness is encoded without control ids (contract
+10): all control ids come from the template's own fields. Between two control ids the template's
+words and the text are encoded as one string, because a merge may cross the border between them, as
+that of the two line ends around an empty tool response does in Qwen3.5's vocabulary. So the ids of
+a prompt are those of the official template wherever the texts hold none of the tokenizer's added
+tokens.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from harness_s_jax.model.tokenizer import HfTokenizer, SentencePieceTokenizer
 from harness_s_jax.types import ToolSpec
@@ -32,12 +35,30 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True)
-class ToolsBlock:
-    """How tools are listed before the system text: one line of JSON for each."""
+class Slot:
+    """A place for one text: ids, then `before`, the text and `after` as one string, then ids."""
 
-    open_ids: tuple[int, ...]
-    close_ids: tuple[int, ...]
-    system_ids: tuple[int, ...]  # between the block and a system text that is not empty
+    open: tuple[int, ...]
+    close: tuple[int, ...] = ()
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class ToolsBlock:
+    """How the system's turn begins when there are tools: one line of JSON for each."""
+
+    lines: Slot
+    system: Slot
+    gap: str  # between the block and a system text that is not blank
+
+
+@dataclass(frozen=True)
+class ThinkBlock:
+    """How an assistant's turn holds its thinking: `opening`, the thinking, `close_id`, the rest."""
+
+    opening: tuple[int, ...]
+    close_id: int
 
 
 @dataclass(frozen=True)
@@ -47,32 +68,67 @@ class ChatTemplate:
     tokenizer: Tokenizer
     pad_id: int
     stop_ids: tuple[int, ...]  # sampling stops after any of these
-    system_open: tuple[int, ...]
-    user_open: tuple[int, ...]  # closes the system's text
-    assistant_open: tuple[int, ...]  # closes the user's text
+    system: Slot
+    user: Slot
+    assistant_open: tuple[int, ...]
     end: tuple[int, ...]  # closes a sample that did not close itself
-    tool_open: tuple[int, ...]
-    tool_close: tuple[int, ...]  # and opens the assistant's next turn
+    after_end: tuple[int, ...]  # between the end of a sample and the next message
+    tools_open: tuple[int, ...]  # opens the message that holds one or more tool responses
+    tool: Slot
+    tool_gap: tuple[int, ...]  # between two tool responses
+    tools_close: tuple[int, ...]
     tools_block: ToolsBlock | None = None  # None: the system text alone names the tools
+    think_block: ThinkBlock | None = None  # None: thinking is not marked
+    keep_thinking: Literal["all", "official"] = "all"  # see user_message
     strip: bool = False  # take the white space off both ends of every text
-    tool_text_end: str = ""  # written after a tool's text, and encoded together with it
 
     def prompt(self, system: str, tools: Sequence[ToolSpec], user: str) -> list[int]:
-        """Ids of the first prompt, up to and including the opening of the assistant's turn."""
-        system, user = self._trim(system), self._trim(user)
-        ids = list(self.system_open)
-        if tools and self.tools_block is not None:
-            lines = "".join(_tool_json(tool) + "\n" for tool in tools)
-            ids += [*self.tools_block.open_ids, *self.encode(lines), *self.tools_block.close_ids]
-            ids += self.tools_block.system_ids if system else ()
-        ids += [*self.encode(system), *self.user_open]
-        return [*ids, *self.encode(user), *self.assistant_open]
+        """Ids of the first prompt, up to and including the opening of the assistant's turn.
 
-    def tool_response(self, text: str, *, ended: bool) -> list[int]:
+        An empty `system` means that there is no system message; white space is a blank one.
+        """
+        text = self._trim(system)
+        ids: list[int] = []
+        if tools and self.tools_block is not None:
+            lines = "\n".join(map(_tool_json, tools))
+            ids += self._fill(self.tools_block.lines, lines)
+            ids += self._fill(self.tools_block.system, self.tools_block.gap + text if text else "")
+        elif system:
+            ids += self._fill(self.system, text)
+        return [*ids, *self._fill(self.user, self._trim(user)), *self.assistant_open]
+
+    def tool_response(self, text: str, *more: str, ended: bool) -> list[int]:
         """Ids that close the assistant's turn (if the sample did not end it itself), give the
-        tool's text, and open the assistant's next turn."""
-        opening = self.tool_open if ended else self.end + self.tool_open
-        return [*opening, *self.encode(self._trim(text) + self.tool_text_end), *self.tool_close]
+        tool's text (several texts for as many calls), and open the assistant's next turn."""
+        ids = [*self._closing(ended), *self.tools_open, *self._fill(self.tool, self._trim(text))]
+        for another in more:
+            ids += [*self.tool_gap, *self._fill(self.tool, self._trim(another))]
+        return [*ids, *self.tools_close, *self.assistant_open]
+
+    def user_message(
+        self, ids_T: Iterable[int], text: str, *, ended: bool
+    ) -> tuple[list[int], bool]:
+        """A new message of the user after the assistant's turn, and whether history changes.
+
+        Keeping "all" thinking, the ids are to be appended to the context `ids_T`, and the answer is
+        (ids, False). The "official" template drops the thinking of all turns before a new message
+        of the user (never after a tool response). If there is any, the answer is (ids, True), and
+        the ids are the whole new context: the caller starts a new Segment with them (contract 1).
+
+        Thinking is cut out by its token ids, up to the last `</think>` of a turn and the line ends
+        after it; nothing that stays is encoded again. So where a sample's white space is not
+        canonical (around the answer, or sharing a token with the answer's first word), the official
+        template would trim it and this does not. A turn without `</think>` stays whole.
+        """
+        added = [*self._closing(ended), *self._fill(self.user, self._trim(text))]
+        added += self.assistant_open
+        if self.keep_thinking == "all" or self.think_block is None:
+            return added, False
+        before = [int(i) for i in ids_T]
+        after = self._without_thinking(before, self.think_block)
+        if len(after) == len(before):
+            return added, False
+        return after + added, True
 
     def encode(self, text: str) -> list[int]:
         """Plain text, special-token matching off."""
@@ -90,6 +146,36 @@ class ChatTemplate:
     def _trim(self, text: str) -> str:
         return text.strip() if self.strip else text
 
+    def _fill(self, slot: Slot, text: str) -> list[int]:
+        return [*slot.open, *self.encode(slot.before + text + slot.after), *slot.close]
+
+    def _closing(self, ended: bool) -> tuple[int, ...]:
+        return self.after_end if ended else self.end + self.after_end
+
+    def _without_thinking(self, ids: list[int], block: ThinkBlock) -> list[int]:
+        """Cuts the thinking out of every assistant's turn. A turn ends with the first stop id, so
+        an opening that the policy sampled inside of it is no opening."""
+        opening, kept, at = list(block.opening), [], 0
+        while at < len(ids):
+            if ids[at : at + len(opening)] != opening:
+                kept.append(ids[at])
+                at += 1
+                continue
+            start = at = at + len(opening)
+            while at < len(ids) and ids[at] not in self.stop_ids:
+                at += 1
+            kept += opening + self._answer(ids[start:at], block.close_id)
+        return kept
+
+    def _answer(self, turn: list[int], close_id: int) -> list[int]:
+        """What of a turn comes after its thinking and the line ends that follow."""
+        if close_id not in turn:
+            return turn
+        answer = turn[len(turn) - turn[::-1].index(close_id) :]
+        while answer and (text := self.decode(answer[:1])) and not text.strip("\n"):
+            answer = answer[1:]
+        return answer
+
 
 def embedded_template(tokenizer: SentencePieceTokenizer) -> ChatTemplate:
     """The embedded policy's template: one control id before each text, and `<|im_end|>`."""
@@ -97,51 +183,74 @@ def embedded_template(tokenizer: SentencePieceTokenizer) -> ChatTemplate:
         tokenizer=tokenizer,
         pad_id=tokenizer.pad_id,
         stop_ids=(tokenizer.im_end_id,),
-        system_open=(tokenizer.system_id,),
-        user_open=(tokenizer.user_id,),
+        system=Slot((tokenizer.system_id,)),
+        user=Slot((tokenizer.user_id,)),
         assistant_open=(tokenizer.assistant_id,),
         end=(tokenizer.im_end_id,),
-        tool_open=(tokenizer.tool_id,),
-        tool_close=(tokenizer.assistant_id,),
+        after_end=(),
+        tools_open=(),
+        tool=Slot((tokenizer.tool_id,)),
+        tool_gap=(),
+        tools_close=(),
     )
 
 
-def qwen3_5_template(tokenizer: HfTokenizer, *, thinking: bool) -> ChatTemplate:
+def qwen3_5_template(
+    tokenizer: HfTokenizer, *, thinking: bool, keep_thinking: Literal["all", "official"] = "all"
+) -> ChatTemplate:
     """Qwen3.5's template, with the strings of its `chat_template.jinja`.
 
-    It departs from the official template in one way, on purpose: thinking stays in the context of
-    later turns, as sampled (contract 1). `thinking` is Qwen's `enable_thinking`.
+    `thinking` is Qwen's `enable_thinking`. `keep_thinking` says which thinking stays in the context
+    when the user speaks again: "all" of it as sampled, or none of it as in the "official" template.
+    Within one query the two agree.
     """
-    markup = tokenizer.encode_markup
-    assistant = "<|im_start|>assistant\n<think>\n" + ("" if thinking else "\n</think>\n\n")
-    tool_open = "\n<|im_start|>user\n<tool_response>\n"
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode_markup(text))
+
+    start, end = ids("<|im_start|>"), ids("<|im_end|>\n")
+    opening = ids("<|im_start|>assistant\n")
     return ChatTemplate(
         tokenizer=tokenizer,
         pad_id=tokenizer.token_id("<|endoftext|>"),
         stop_ids=(tokenizer.token_id("<|im_end|>"),),
-        system_open=tuple(markup("<|im_start|>system\n")),
-        user_open=tuple(markup("<|im_end|>\n<|im_start|>user\n")),
-        assistant_open=tuple(markup("<|im_end|>\n" + assistant)),
-        end=tuple(markup("<|im_end|>")),
-        tool_open=tuple(markup(tool_open)),
-        tool_close=tuple(markup("</tool_response><|im_end|>\n" + assistant)),
+        system=Slot(start, end, before="system\n"),
+        user=Slot(start, end, before="user\n"),
+        assistant_open=opening + ids("<think>\n" if thinking else "<think>\n\n</think>\n\n"),
+        end=ids("<|im_end|>"),
+        after_end=ids("\n"),
+        tools_open=ids("<|im_start|>user\n"),
+        tool=Slot(ids("<tool_response>"), ids("</tool_response>"), before="\n", after="\n"),
+        tool_gap=ids("\n"),
+        tools_close=end,
         tools_block=ToolsBlock(
-            open_ids=tuple(markup(_QWEN_TOOLS_OPEN)),
-            close_ids=tuple(markup(_QWEN_TOOLS_CLOSE)),
-            system_ids=tuple(markup("\n\n")),
+            lines=Slot(start, ids(_QWEN_CALL), _QWEN_TOOLS_BEFORE, _QWEN_TOOLS_AFTER),
+            system=Slot((), end, before=_QWEN_REMINDER),
+            gap="\n\n",
         ),
+        think_block=ThinkBlock(opening, tokenizer.token_id("</think>")),
+        keep_thinking=keep_thinking,
         strip=True,
-        tool_text_end="\n",
     )
 
 
-_QWEN_TOOLS_OPEN = "# Tools\n\nYou have access to the following functions:\n\n<tools>\n"
-# The format that Qwen3.5 was trained to see, word for word.
-_QWEN_TOOLS_CLOSE = """\
+# The format that Qwen3.5 was trained to see, word for word, cut at its first and its last control
+# token: only _QWEN_CALL holds any.
+_QWEN_TOOLS_BEFORE = """\
+system
+# Tools
+
+You have access to the following functions:
+
+<tools>
+"""
+_QWEN_TOOLS_AFTER = """
 </tools>
 
 If you choose to call a function ONLY reply in the following format with NO suffix:
 
+"""
+_QWEN_CALL = """\
 <tool_call>
 <function=example_function_name>
 <parameter=example_parameter_1>
@@ -158,7 +267,9 @@ multiple lines
 <IMPORTANT>
 Reminder:
 - Function calls MUST follow the specified format: an inner <function=...></function> block must \
-be nested within <tool_call></tool_call> XML tags
+be nested within <tool_call></tool_call>"""
+_QWEN_REMINDER = """\
+ XML tags
 - Required parameters MUST be specified
 - You may provide optional reasoning for your function call in natural language BEFORE the \
 function call, but NOT after

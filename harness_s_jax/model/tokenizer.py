@@ -1,4 +1,4 @@
-"""Text to token ids and back: SentencePiece for the embedded policy, a Hugging Face file for Qwen.
+"""Text to token ids and back: SentencePiece for the embedded policy, Hugging Face for Qwen.
 
 Both keep contract 10: `encode` never yields a control id, whatever the text holds.
 
@@ -178,7 +178,7 @@ class SentencePieceTokenizer:
 
 
 class HfTokenizer:
-    """A checkpoint's `tokenizer.json`, with and without the matching of its added tokens.
+    """A fast Hugging Face tokenizer, with and without the matching of its added tokens.
 
     Matching cannot just be turned off for "special" tokens: Qwen's `<think>`, `<tool_call>` and
     `<tool_response>` are added tokens that are not special, and would still match. So plain text
@@ -188,8 +188,9 @@ class HfTokenizer:
     """
 
     def __init__(self, tokenizer_json: str):
-        self._markup = tokenizers.Tokenizer.from_str(tokenizer_json)
         spec = json.loads(tokenizer_json)
+        spec["truncation"] = spec["padding"] = None  # a file saved after use may hold them
+        self._markup = tokenizers.Tokenizer.from_str(json.dumps(spec))
         added, spec["added_tokens"] = spec["added_tokens"], []
         self._plain = tokenizers.Tokenizer.from_str(json.dumps(spec))
         for token in added:
@@ -200,9 +201,50 @@ class HfTokenizer:
                 )
 
     @classmethod
-    def from_file(cls, path: str | Path) -> HfTokenizer:
-        """Loads a `tokenizer.json`."""
-        return cls(Path(path).read_text(encoding="utf-8"))
+    def from_checkpoint(cls, directory: str | Path) -> HfTokenizer:
+        """Loads a checkpoint directory's tokenizer, as transformers.AutoTokenizer reads it.
+
+        AutoTokenizer rather than tokenizer.json alone, because tokenizer_config.json may add
+        tokens (Qwen3.5's audio tokens). But AutoTokenizer may also pick a class that keeps only the
+        file's vocabulary and merges and cuts words by a rule of its own: Qwen2Tokenizer does, and
+        its rule is not Qwen3.5's. So the two are compared, and one that reads text differently
+        from its tokenizer.json is refused. Reads local files only, and runs no code from them.
+
+        Raises:
+            ValueError: there is no fast tokenizer, it cannot be read, or the two differ.
+        """
+        directory = Path(directory)
+        file = directory / "tokenizer.json"
+        if not file.is_file():
+            raise ValueError(
+                f"{directory} has no tokenizer.json, which a fast tokenizer needs: name the "
+                "directory of a checkpoint as it was published, or save its tokenizer there."
+            )
+        import transformers  # here, because it takes a second
+
+        try:
+            loaded = transformers.AutoTokenizer.from_pretrained(
+                str(directory), local_files_only=True, trust_remote_code=False
+            )
+            raw = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise ValueError(
+                f"The tokenizer in {directory} cannot be read ({error}): download the "
+                "checkpoint's tokenizer files again."
+            ) from error
+        name = type(loaded).__name__
+        if not loaded.is_fast:
+            raise ValueError(
+                f"The tokenizer in {directory} is the slow {name}, and a fast one is needed: "
+                'set "tokenizer_class" to "TokenizersBackend" in its tokenizer_config.json.'
+            )
+        if difference := _difference(raw, loaded.backend_tokenizer):
+            raise ValueError(
+                f"AutoTokenizer reads {directory} as {name}, and {difference} not as its "
+                'tokenizer.json says: set "tokenizer_class" to "TokenizersBackend" in its '
+                "tokenizer_config.json, or install a transformers that knows the model."
+            )
+        return cls(loaded.backend_tokenizer.to_str())
 
     @property
     def vocab_size(self) -> int:
@@ -228,6 +270,43 @@ class HfTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids. Special tokens are left out; `<think>` and `<tool_call>` are kept."""
         return self._markup.decode([int(i) for i in ids], skip_special_tokens=True)
+
+
+# What normalisers and rules for cutting words treat differently: accents apart from their letter,
+# compatibility characters, vowel signs, contractions, digits, white space, line ends, scripts.
+_PROBES = (
+    "e\u0301 \u00e9 \u212b \ufb01 \uff21 \u0939\u093f\u0928\u094d\u0926\u0940",
+    "\u0e01\u0e33\u0e25\u0e31\u0e07 \u0645\u064f\u062d \u05e9\u05c1\u05b8 x\u0301\u0302",
+    "I'll WE'RE don't it's 3.14 12345 \u0662\u0663 a1b2",
+    "  a\t\tb \n\n  c\r\n \r\n\u3000d \u00a0\u2028e   ",
+    'x = {"k": [1, 2]};\n\n    return f(x)  # </a>\n\n\nb!?\n.',
+    "\u4e2d\u6587\uff0c\u65e5\u672c \U0001f469\u200d\U0001f52c \u200b\ufeff",
+)
+
+
+def _difference(file: tokenizers.Tokenizer, loaded: tokenizers.Tokenizer) -> str:
+    """What of a tokenizer.json is not the same when loaded, or "". Added tokens may be more."""
+    models = (json.loads(t.to_str())["model"] for t in (file, loaded))
+    one, other = ({k: v for k, v in model.items() if v} for model in models)  # "" and null agree
+    if one != other:
+        return "its vocabulary or merges are"
+    added = loaded.get_added_tokens_decoder()
+    for i, token in file.get_added_tokens_decoder().items():
+        if i not in added or added[i].content != token.content:
+            return f"the added token {token.content!r} is"
+    for text in _PROBES:
+        if _words(file, text) != _words(loaded, text):
+            return f"it cuts the text {text!r} into words"
+    return ""
+
+
+def _words(tokenizer: tokenizers.Tokenizer, text: str) -> list[str]:
+    """What a tokenizer cuts a text into before it merges anything."""
+    if tokenizer.normalizer is not None:
+        text = tokenizer.normalizer.normalize_str(text)
+    if tokenizer.pre_tokenizer is None:
+        return [text]
+    return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
 
 def _check_pieces(pieces: Sequence[str]) -> None:

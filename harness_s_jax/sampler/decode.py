@@ -16,8 +16,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from harness_s_jax.model import qwen3_5 as model
+from harness_s_jax.model import shard
+from harness_s_jax.model.cache import shardings as cache_shardings
 from harness_s_jax.model.config import Qwen35Config
 
 
@@ -197,6 +200,28 @@ def compile_programs(
     params: Any, config: Qwen35Config, shapes: Shapes, *, vocab_size: int, stop_ids: Sequence[int]
 ) -> Programs:
     """Compiles the programs ahead of time; calling one with other shapes is an error."""
+    started = time.perf_counter()
+    programs = lower_programs(params, config, shapes, vocab_size=vocab_size, stop_ids=stop_ids)
+    compiled = {name: program.compile() for name, program in programs.items()}
+    return Programs(
+        **compiled, compiled=len(compiled), compile_seconds=time.perf_counter() - started
+    )
+
+
+def lower_programs(
+    params: Any,
+    config: Qwen35Config,
+    shapes: Shapes,
+    *,
+    vocab_size: int,
+    stop_ids: Sequence[int],
+    mesh: Mesh | None = None,
+) -> dict[str, jax.stages.Lowered]:
+    """The programs before they are compiled; `params` may be abstract.
+
+    With a mesh the cache is sharded over it by the table of model/shard.py, and `params` should be:
+    slots over fsdp, heads and channels over tensor.
+    """
     if not 1 <= vocab_size <= config.vocab_size:
         raise ValueError(
             f"vocab_size is {vocab_size}; it must be between 1 and the model's"
@@ -223,15 +248,25 @@ def compile_programs(
     )
     state, slot_1 = jax.eval_shape(blank), np.zeros(1, np.int32)
     part = jax.eval_shape(park, state, slot_1)
-    started = time.perf_counter()
-    programs = {
-        "blank": jax.jit(blank).lower(),
-        "prefill": jax.jit(prefill, donate_argnums=1).lower(params, state, shapes.empty_chunk()),
-        "decode": jax.jit(decode, donate_argnums=1).lower(params, state, shapes.empty_steps()),
+    places = whole = None
+    if mesh is not None:
+        whole = shard.replicated(mesh)
+        places = State(
+            cache_shardings(mesh, state.cache),
+            shard.sharding_of(mesh, "hidden_SD", state.hidden_SD.shape),
+        )
+        state = jax.tree.map(lambda x, at: x.update(sharding=at), state, places)
+    chunk, steps = shapes.empty_chunk(), shapes.empty_steps()
+    return {
+        "blank": jax.jit(blank, out_shardings=places).lower(),
+        "prefill": jax.jit(prefill, donate_argnums=1, out_shardings=places).lower(
+            params, state, chunk
+        ),
+        "decode": jax.jit(decode, donate_argnums=1, out_shardings=(places, whole, whole)).lower(
+            params, state, steps
+        ),
         "park": jax.jit(park).lower(state, slot_1),
-        "restore": jax.jit(restore, donate_argnums=0).lower(state, slot_1, part),
+        "restore": jax.jit(restore, donate_argnums=0, out_shardings=places).lower(
+            state, slot_1, part
+        ),
     }
-    compiled = {name: program.compile() for name, program in programs.items()}
-    return Programs(
-        **compiled, compiled=len(compiled), compile_seconds=time.perf_counter() - started
-    )

@@ -54,7 +54,7 @@ fresh = functools.partial(step.init_state, PARAMS, HYPER, MESH)
 def learner() -> step.Learner:
     return step.build(
         fresh(), CONFIG, HYPER, MESH,
-        vocab_size=KNOWN, attempts=ATTEMPTS, micro_rows=MICRO, row_tokens=ROW,
+        step.Shapes(vocab_size=KNOWN, attempts=ATTEMPTS, micro_rows=MICRO, row_tokens=ROW),
     )  # fmt: skip
 
 
@@ -246,7 +246,7 @@ def test_a_copy_outlives_the_update():
     """The sampler holds it by reference while the learner's own arrays are donated."""
     state, copies = fresh(), []
     for seed in range(3):
-        copies.append(shard.local_copy(MESH, state.params))
+        copies.append(shard.local_copy(MESH, state.params, "float32"))
         old = state
         state, _ = step.update(learner(), state, batch(*TEACHES, seed=seed))
         assert all(x.is_deleted() for x in jax.tree.leaves(old))
@@ -264,7 +264,7 @@ def test_a_copy_outlives_the_update():
 def test_nothing_compiles_after_the_build():
     """Whatever the number of rows, micro-batches, groups and attempts."""
     state = fresh()
-    shard.local_copy(MESH, state.params)
+    shard.local_copy(MESH, state.params, "float32")
     plans = [("sf",), TEACHES, ("sfff",) * 4, (), ("ffff",), ("sx", "sf"), ("s" + "f" * 15,)]
     batches = [batch(*plan, seed=i) for i, plan in enumerate(plans)]
     assert {len(b.rows) for b in batches} >= {0, 1, 2, 3}
@@ -272,7 +272,7 @@ def test_nothing_compiles_after_the_build():
     before = len(COMPILED)
     for given in batches:
         state = step.update(learner(), state, given)[0]
-        shard.local_copy(MESH, state.params)
+        shard.local_copy(MESH, state.params, "float32")
     assert len(COMPILED) == before
     jax.block_until_ready(jax.jit(lambda x: jnp.sin(x) * 3)(np.float32(before)))
     assert len(COMPILED) == before + 1  # the counter does count

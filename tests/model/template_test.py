@@ -72,6 +72,12 @@ def test_embedded_ids_are_exactly_these(embedded):
     assert t.tool_response("['fig']\n", ended=False) == [k["<|im_end|>"], *given]
     assert embedded.stop_ids == (k["<|im_end|>"],)
     assert embedded.pad_id == 0
+    assert embedded.tool_response("a", "b", ended=True) == [
+        *[k["<|tool|>"], *t.encode("a"), k["<|tool|>"], *t.encode("b"), k["<|assistant|>"]]
+    ]
+    more = [k["<|im_end|>"], k["<|user|>"], *t.encode("go on"), k["<|assistant|>"]]
+    assert embedded.user_message([], "go on", ended=False) == (more, False)
+    assert t.prompt("", [], "answer") == [k["<|user|>"], *t.encode("answer"), k["<|assistant|>"]]
     assert t.decode([*t.encode("print(1)"), *embedded.stop_ids]) == "print(1)"
     assert embedded.vocab_size == embedded.tokenizer.vocab_size
 
@@ -88,9 +94,13 @@ def test_control_ids_come_from_the_template_alone(embedded, system, user, tool, 
         def controls(ids, control=control):
             return [i for i in ids if i in control]
 
-        assert controls(t.prompt(system, [spec], user)) == controls(t.prompt("a", [EXECUTE], "b"))
-        assert controls(t.tool_response(tool, ended=ended)) == controls(
-            t.tool_response("a", ended=ended)
+        plain = "a" if system else ""
+        assert controls(t.prompt(system, [spec], user)) == controls(t.prompt(plain, [EXECUTE], "b"))
+        assert controls(t.tool_response(tool, user, ended=ended)) == controls(
+            t.tool_response("a", "b", ended=ended)
+        )
+        assert controls(t.user_message([], user, ended=ended)[0]) == controls(
+            t.user_message([], "a", ended=ended)[0]
         )
 
 

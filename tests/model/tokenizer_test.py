@@ -1,7 +1,9 @@
 """Contract 10: no text yields a control id. Round trips, borders, determinism, limits."""
 
+import json
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -234,3 +236,84 @@ def test_hf_refuses_an_added_token_that_plain_text_can_yield():
     bad.add_tokens(["<>"])
     with pytest.raises(ValueError, match="Plain text can yield"):
         tk.HfTokenizer(bad.to_str())
+
+
+CHECKPOINT = Path(__file__).parents[1] / "data" / "qwen35_chat"
+
+
+def edit(directory: Path, file: str, **changes) -> None:
+    content = json.loads((directory / file).read_text()) | changes
+    (directory / file).write_text(json.dumps(content))
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    return Path(shutil.copytree(CHECKPOINT, tmp_path / "checkpoint"))
+
+
+def test_hf_reads_a_checkpoint_and_the_tokens_that_only_its_config_adds():
+    hf = tk.HfTokenizer.from_checkpoint(CHECKPOINT)
+    raw = tk.HfTokenizer((CHECKPOINT / "tokenizer.json").read_text(encoding="utf-8"))
+    for text in [*tk._PROBES, *corpus(), "".join(HF_TOKENS)]:
+        assert hf.encode(text) == raw.encode(text)
+        assert hf.encode_markup(text) == raw.encode_markup(text)
+    assert raw.vocab_size == 1026
+    assert hf.token_id("<|audio_pad|>") == hf.vocab_size - 1 == 1032
+    for token in HF_TOKENS:
+        assert hf.encode_markup(token) == [hf.token_id(token)]
+        assert hf.decode([hf.token_id(token)]) == ("" if "|" in token else token)
+        assert hf.token_id(token) not in hf.encode(token)
+
+
+def test_hf_leaves_out_truncation_and_padding(checkpoint):
+    raw = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    raw.enable_truncation(4)
+    raw.enable_padding(length=64)
+    raw.save(str(checkpoint / "tokenizer.json"))
+    hf, text = tk.HfTokenizer.from_checkpoint(checkpoint), "a b c d e f g h"
+    assert hf.decode(hf.encode(text)) == hf.decode(hf.encode_markup(text)) == text
+    assert len(hf.encode("a")) == len(hf.encode_markup("a")) == 1
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen2", ""])
+def test_hf_refuses_a_class_with_rules_of_its_own(checkpoint, kind):
+    # Of these three, transformers takes Qwen2Tokenizer's word for the rule that cuts words.
+    edit(checkpoint, "config.json", model_type=kind)
+    if not kind:
+        (checkpoint / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"as Qwen2Tokenizer, and it cuts .* \"Tokenizers"):
+        tk.HfTokenizer.from_checkpoint(checkpoint)
+    edit(checkpoint, "tokenizer_config.json", tokenizer_class="TokenizersBackend")
+    if kind != "qwen2":  # of which transformers knows better
+        hf = tk.HfTokenizer.from_checkpoint(checkpoint)
+        assert hf.vocab_size == 1033
+
+
+def test_hf_refuses_other_merges_and_other_added_tokens(checkpoint):
+    spec = json.loads((checkpoint / "tokenizer.json").read_text())
+    edit(checkpoint, "tokenizer.json", model=spec["model"] | {"ignore_merges": True})
+    with pytest.raises(ValueError, match="its vocabulary or merges are not as"):
+        tk.HfTokenizer.from_checkpoint(checkpoint)
+    loaded = tokenizers.Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    spec["added_tokens"][2]["content"] = "<|eot|>"
+    file = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    assert tk._difference(file, loaded) == "the added token '<|eot|>' is"
+    assert tk._difference(loaded, loaded) == ""
+
+
+def test_hf_says_what_is_wrong_with_a_directory(checkpoint, tmp_path):
+    with pytest.raises(ValueError, match=r"has no tokenizer\.json.* name the directory"):
+        tk.HfTokenizer.from_checkpoint(tmp_path / "absent")
+    edit(checkpoint, "tokenizer_config.json", tokenizer_class="ByT5Tokenizer", unk_token="<unk>")
+    (checkpoint / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"is the slow ByT5Tokenizer, .* is needed: set"):
+        tk.HfTokenizer.from_checkpoint(checkpoint)
+    (checkpoint / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"cannot be read \(.*\): download"):
+        tk.HfTokenizer.from_checkpoint(checkpoint)
+
+
+def test_hf_costs_no_import_of_transformers_before_it_loads():
+    code = "import sys, harness_s_jax.model.template; print('transformers' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"

@@ -1,0 +1,336 @@
+"""Our model against Hugging Face's in torch on the CPU, forward and backward; prints JSON.
+
+    python -m tests.bench.model [--rounds=5] [--threads=2] [--peer_python=PATH] [--small]
+
+Both compute, in float32 from the same weights, the mean next-token loss over all tokens through
+full logits, and its gradient in every parameter; a run in which losses or gradients differ stops.
+They take turns within each round and never run at once; the first round only warms up. Seconds are
+medians. *_speedup_vs_hf above 1 means that we are faster; of fwd_bwd_remat_speedup_vs_hf, ours
+rematerialises and theirs does not. matmul_peak_gflops is the best square product of either side;
+the fractions of it count 6 * parameters * tokens, whatever is rematerialised. The ratios hold on
+an idle machine only: torch's threads wait for each other, so other work delays it far more than
+us. cpus_used_by_others says how idle it was; "least" sums up the best round instead of the median.
+
+Torch lives in a virtual environment of its own, made on first use in the user's cache directory;
+--peer_python names the python of one that exists. Config and batch: shared/qwen35.md, section 6.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from harness_s_jax.model import hf_io, qwen3_5
+from harness_s_jax.model.config import PRESETS, Qwen35Config
+from harness_s_jax.model.params import Params, num_params
+
+CONFIG = Qwen35Config(
+    vocab_size=32000,
+    hidden_size=512,
+    intermediate_size=1536,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=64,
+    linear_num_key_heads=4,
+    linear_num_value_heads=8,
+    linear_key_head_dim=64,
+    linear_value_head_dim=64,
+)
+PASSES = {
+    "forward": "fwd",
+    "forward_backward": "fwd_bwd",
+    "forward_backward_remat": "fwd_bwd_remat",
+}
+MATMULS = (1024, 2048, 3072)
+LARGEST_GAP = 1e-4  # of the losses; of the gradients' norms, relative: measured are 1e-6
+PAUSE = 0.05  # seconds in which the threads of the other side go to sleep
+PEER = pathlib.Path(__file__).with_name("model_torch.py")
+TORCH, TRANSFORMERS = "torch==2.13.*", "transformers==5.24.*"
+CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
+
+Answer = dict[str, Any]
+Ask = Callable[[str], Answer]
+
+
+# --- the peer ----------------------------------------------------------------------------------
+
+
+def peer_python() -> str:
+    """The python of an environment with torch; makes it on first use."""
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    home = cache / "harness_s_jax" / "bench-torch"
+    python = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    ready, wanted = home / "ready", f"{platform.python_version()} {TORCH} {TRANSFORMERS}"
+    if ready.exists() and ready.read_text() == wanted:
+        return str(python)
+    print(f"Installing torch and transformers in {home}.", file=sys.stderr)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
+
+    def install(*arguments: str) -> bool:
+        command = [str(python), "-m", "pip", "install", *arguments]
+        return subprocess.run(command, stdout=sys.stderr, check=False).returncode == 0
+
+    small = install(TORCH, "--index-url", CPU_WHEELS, "--retries=1", "--timeout=20")
+    if not small:
+        print(f"{CPU_WHEELS} has not served it: the package index will.", file=sys.stderr)
+    if not (small or install(TORCH)) or not install(TRANSFORMERS, "numpy"):
+        raise SystemExit(
+            f"pip could not install {TORCH} and {TRANSFORMERS} in {home}: see above, or name the"
+            " python of an environment that has them by --peer_python."
+        )
+    ready.write_text(wanted)
+    return str(python)
+
+
+@contextlib.contextmanager
+def peer(python: str, directory: pathlib.Path, threads: int) -> Iterator[tuple[Answer, Ask]]:
+    """The peer's process: (its versions, a function that asks it for one measurement)."""
+    command = [python, "-I", str(PEER), str(directory), str(threads)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True) as child:
+
+        def answer() -> Answer:
+            line = child.stdout.readline()
+            if not line:
+                raise SystemExit(f"{python} {PEER.name} ended ({child.wait()}): see its error.")
+            return json.loads(line)
+
+        def ask(command: str) -> Answer:
+            child.stdin.write(json.dumps(command) + "\n")
+            child.stdin.flush()
+            return answer()
+
+        try:
+            yield answer(), ask
+            child.stdin.write(json.dumps("quit") + "\n")
+            child.stdin.flush()
+            child.wait(timeout=30)
+        finally:
+            child.kill()
+
+
+# --- our side ----------------------------------------------------------------------------------
+
+
+def make_params(config: Qwen35Config) -> Params:
+    """Those of a fresh model with its vectors moved, so that a missing 1 + norm shows in a loss."""
+    rng = np.random.default_rng(1)
+
+    def moved(path: tuple, x: jax.Array) -> jax.Array:
+        name = path[-1].key
+        if not name.startswith("norm"):
+            return x
+        return x + 0.2 * rng.standard_normal(x.shape).astype(np.float32)
+
+    return jax.tree.map_with_path(moved, qwen3_5.init_params(config, jax.random.key(0)))
+
+
+def our_side(config: Qwen35Config, params: Params, ids_BT: np.ndarray, remat: str) -> Ask:
+    """A function that makes one measurement, as the peer's does; compiles when made."""
+    shape = (ids_BT.shape[0], ids_BT.shape[1] - 1)
+    position_BT = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
+    segment_BT = jnp.zeros(shape, jnp.int32)
+    batch = (jnp.asarray(ids_BT[:, :-1]), jnp.asarray(ids_BT[:, 1:]), segment_BT, position_BT)
+
+    def loss(params, batch, remat):
+        ids_BT, target_BT, segment_BT, position_BT = batch
+        hidden_BTD = qwen3_5.forward(params, config, ids_BT, segment_BT, position_BT, remat=remat)
+        logp_BTV = jax.nn.log_softmax(qwen3_5.logits(params, config, hidden_BTD))
+        return -jnp.take_along_axis(logp_BTV, target_BT[..., None], axis=-1).mean()
+
+    gradient = jax.value_and_grad(loss)
+    passes = {
+        "forward": lambda p, b: (loss(p, b, "none"), {}),
+        "forward_backward": lambda p, b: gradient(p, b, "none"),
+        "forward_backward_remat": lambda p, b: gradient(p, b, remat),
+    }
+    compiled = {name: jax.jit(f).lower(params, batch).compile() for name, f in passes.items()}
+    product = jax.jit(jnp.matmul)
+
+    def ask(command: str) -> Answer:
+        if command == "matmul":
+            return {str(size): matmul(size) for size in MATMULS}
+        seconds, (value, grads) = timed(lambda: compiled[command](params, batch))
+        squares = [float(jnp.vdot(g, g)) for g in jax.tree.leaves(grads)]
+        return {"seconds": seconds, "loss": float(value), "grad_norm": sum(squares) ** 0.5}
+
+    def matmul(size: int) -> float:
+        x, y = jax.block_until_ready(jax.random.normal(jax.random.key(0), (2, size, size)))
+        product(x, y).block_until_ready()
+        return timed(lambda: product(x, y))[0]
+
+    return ask
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """(seconds, result) of one call."""
+    time.sleep(PAUSE)
+    started = time.perf_counter()
+    result = jax.block_until_ready(work())
+    return time.perf_counter() - started, result
+
+
+# --- both --------------------------------------------------------------------------------------
+
+
+def use_cpus(threads: int) -> None:
+    """Keeps this process and its children to as many CPUs: XLA makes a thread for each it sees."""
+    jax.config.update("jax_platforms", "cpu")
+    if not hasattr(os, "sched_setaffinity"):
+        if os.cpu_count() != threads:
+            raise SystemExit(f"This system cannot limit CPUs: pass --threads={os.cpu_count()}.")
+        return
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < threads:
+        raise SystemExit(f"--threads={threads} but there are {len(cpus)} CPUs: pass that many.")
+    os.sched_setaffinity(0, cpus[:threads])
+
+
+def gaps(ours: list[Answer], theirs: list[Answer]) -> Answer:
+    """The largest differences; ends the run where both do not compute the same."""
+    pairs = list(zip(ours, theirs, strict=True))
+    loss = max(abs(a["loss"] - b["loss"]) for a, b in pairs)
+    norm = max(abs(a["grad_norm"] / b["grad_norm"] - 1) for a, b in pairs if "grad_norm" in b)
+    if not max(loss, norm) < LARGEST_GAP:  # also where one is NaN
+        raise SystemExit(
+            f"Ours and the peer's losses differ by {loss:.2e} and their gradients' norms by"
+            f" {norm:.2e} of it; both must stay below {LARGEST_GAP}: they are not the same model."
+        )
+    return {"loss": round(ours[0]["loss"], 5), "loss_gap": loss, "grad_norm_gap": norm}
+
+
+def measure(sides: dict[str, Ask], rounds: int, operations: float) -> Answer:
+    """Alternates the sides ("" is ours, "hf_" theirs) and sums up; operations of fwd and bwd."""
+    answers: dict[str, list[Answer]] = {
+        side + name: [] for name in (*PASSES, "matmul") for side in sides
+    }
+    for _ in range(rounds + 1):  # the first only warms up
+        for name in (*PASSES, "matmul"):
+            for side, ask in sides.items():
+                answers[side + name].append(ask(name))
+    both = [[a for name in PASSES for a in answers[side + name]] for side in sides]
+    result = gaps(*both)
+    times = {
+        side + short: [a["seconds"] for a in answers[side + name][1:]]
+        for name, short in PASSES.items()
+        for side in sides
+    }
+    gflops = {
+        side: max(
+            2e-9 * int(n) ** 3 / s for a in answers[side + "matmul"][1:] for n, s in a.items()
+        )
+        for side in sides
+    }
+    peak = max(gflops.values())
+
+    return {
+        **summary(times, statistics.median, operations / (peak * 1e9)),
+        "matmul_peak_gflops": round(peak, 1),
+        "jax_matmul_gflops": round(gflops[""], 1),
+        "hf_matmul_gflops": round(gflops["hf_"], 1),
+        **result,
+        "least": summary(times, min, operations / (peak * 1e9)),
+        "rounds_s": {name: [round(s, 4) for s in seconds] for name, seconds in times.items()},
+    }
+
+
+def summary(times: dict[str, list[float]], pick: Callable, floor_s: float) -> Answer:
+    """Seconds of each pass as `pick` chooses, and ratios; floor_s is forward+backward at peak."""
+    s = {name: pick(seconds) for name, seconds in times.items()}
+    return {
+        **{f"{name}_s": round(seconds, 4) for name, seconds in s.items()},
+        "fwd_speedup_vs_hf": round(s["hf_fwd"] / s["fwd"], 3),
+        "fwd_bwd_speedup_vs_hf": round(s["hf_fwd_bwd"] / s["fwd_bwd"], 3),
+        "fwd_bwd_remat_speedup_vs_hf": round(s["hf_fwd_bwd"] / s["fwd_bwd_remat"], 3),
+        "matmul_peak_fraction": round(floor_s / s["fwd_bwd"], 3),
+        "remat_matmul_peak_fraction": round(floor_s / s["fwd_bwd_remat"], 3),
+        "hf_matmul_peak_fraction": round(floor_s / s["hf_fwd_bwd"], 3),
+    }
+
+
+def cpu_seconds() -> float | None:
+    """CPU time so far of all processes but this one and its ended children, where Linux tells."""
+    stat = pathlib.Path("/proc/stat")
+    if not stat.exists():
+        return None
+    user, nice, system, _, _, irq, softirq = map(int, stat.read_text().split()[1:8])
+    machine = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    return machine - sum(os.times()[:4])
+
+
+def main() -> None:
+    """Runs both and prints one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, help="5, with --small 1")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--remat", choices=typing.get_args(qwen3_5.Remat), default="block")
+    parser.add_argument("--peer_python", help="of an environment with torch and transformers")
+    parser.add_argument("--small", action="store_true", help="a tiny config: does it all work?")
+    options = parser.parse_args()
+
+    options.rounds = options.rounds or (1 if options.small else 5)
+    use_cpus(options.threads)
+    config, rows, tokens = (PRESETS["tiny"], 2, 128) if options.small else (CONFIG, 2, 1024)
+    params = make_params(config)
+    rng = np.random.default_rng(0)
+    ids_BT = rng.integers(2, config.vocab_size, (rows, tokens + 1), dtype=np.int32)
+    python = options.peer_python or peer_python()
+    began, before = time.perf_counter(), cpu_seconds()
+    with tempfile.TemporaryDirectory() as name:
+        directory = pathlib.Path(name) / "checkpoint"
+        hf_io.save(directory, config, params)
+        np.save(directory / "ids.npy", ids_BT)
+        with peer(python, directory, options.threads) as (versions, ask):
+            started = time.perf_counter()
+            ours = our_side(config, params, ids_BT, options.remat)
+            compile_s = time.perf_counter() - started
+            operations = 6.0 * num_params(config) * rows * tokens
+            measured = measure({"": ours, "hf_": ask}, options.rounds, operations)
+    others = None  # the peer has ended: its time counts as ours
+    if before is not None:
+        others = round((cpu_seconds() - before) / (time.perf_counter() - began), 2)
+    result = {
+        "options": vars(options),
+        "parameters": num_params(config),
+        "batch": [rows, tokens],
+        **measured,
+        "compile_s": round(compile_s, 1),
+        "machine": {
+            "cpus": os.cpu_count(),
+            "threads": options.threads,
+            "processor": processor(),
+            "cpus_used_by_others": others,
+            "python": platform.python_version(),
+            "jax": jax.__version__,
+            "peer": versions,
+        },
+    }
+    print(json.dumps(result, indent=2))
+
+
+def processor() -> str:
+    """The name of the CPU, as far as the system tells."""
+    info = pathlib.Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    main()
