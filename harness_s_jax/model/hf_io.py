@@ -163,9 +163,8 @@ def _prefix(directory: pathlib.Path, stored: Mapping[str, files.Stored]) -> str:
             f" the prefixes {list(PREFIXES)}: convert it with transformers."
         )
     if len(found) > 1:
-        raise ValueError(
-            f"{directory} holds {' and '.join(found.values())}, that is two text models: remove one."
-        )
+        both = " and ".join(found.values())
+        raise ValueError(f"{directory} holds {both}, two text models: remove one.")
     return next(iter(found))
 
 

@@ -15,7 +15,7 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -119,7 +119,7 @@ def _tensors(path: pathlib.Path) -> list[Stored]:
 
 
 @contextlib.contextmanager
-def _opened(path: pathlib.Path) -> Generator[Any]:
+def _opened(path: pathlib.Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="numpy") as file:
             yield file
@@ -230,7 +230,7 @@ def _write_file(path: pathlib.Path, tensors: Sequence[Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def written_aside(directory: str | os.PathLike[str]) -> Generator[pathlib.Path]:
+def written_aside(directory: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """A new directory beside `directory`, which takes its place if the block ends well.
 
     An earlier checkpoint there (config.json and weights) is replaced in one step; its other files

@@ -132,7 +132,7 @@ EMBED = "model.embed_tokens.weight"
         ),
         (
             lambda x: x.update({"model.language_model.norm.weight": np.ones(8)}),
-            r"embed_tokens.weight and model.*norm.weight, that is two text models",
+            r"embed_tokens.weight and model.*norm.weight, two text models",
         ),
         (
             lambda x: [x.update({f"language_model.{n}": x.pop(n)}) for n in list(x)],
