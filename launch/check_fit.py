@@ -42,7 +42,7 @@ from jax.sharding import Mesh
 from harness_s_jax.learner import step
 from harness_s_jax.model import cache as caches
 from harness_s_jax.model import shard
-from harness_s_jax.model.accumulate import Remat
+from harness_s_jax.model.remat import Remat
 from harness_s_jax.model.config import PRESETS, Qwen35Config
 from harness_s_jax.model.flops import train_flops
 from harness_s_jax.model.params import abstract_params

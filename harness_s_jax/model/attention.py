@@ -6,6 +6,7 @@ project's: R = H // N query heads per kv head, M cached positions, E rotated dim
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 from jax.sharding import Mesh, PartitionSpec
 
+from harness_s_jax.model.remat import remade
 from harness_s_jax.model.shard import spec_of
 
 TILE = 128  # what the splash kernel's shapes must divide by
@@ -22,6 +24,7 @@ QUERIES = 1024  # of a long row, worked on at once by the plain form
 MASKED = -1e30  # finite, so that a fully masked row gives no NaN
 
 
+@functools.partial(remade, static_argnums=2)
 def rms_norm(x_xD: jax.Array, weight_D: jax.Array, eps: float) -> jax.Array:
     """RMS norm that scales by 1 + weight, in float32; cast back at the very end."""
     y = x_xD.astype(jnp.float32)
@@ -38,6 +41,7 @@ def rope_tables(
     return jnp.cos(angle).astype(dtype), jnp.sin(angle).astype(dtype)
 
 
+@remade
 def rotate(x_BTHC: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Rotate the first E dimensions of each head by halves; the rest passes through."""
     cos, sin = (table[..., None, :] for table in tables)
@@ -46,17 +50,19 @@ def rotate(x_BTHC: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], -1)
 
 
+@remade
 def attend(
     q_BTHC: jax.Array, k_BMNC: jax.Array, v_BMNC: jax.Array, allowed_BTM: jax.Array
 ) -> jax.Array:
     """Softmax attention with grouped queries: query head j reads kv head j // R. -> [B, T, H, C].
 
-    Scores are scaled in the model's dtype, the softmax is float32, the weights are cast back.
+    The softmax is float32, its weights are cast back to the model's dtype. Queries are scaled in
+    place of scores, which are more: no digit is lost where C is a power of 4, as in Qwen3.5.
     """
     b, t, h, c = q_BTHC.shape
     n = k_BMNC.shape[2]
-    q_BNRTC = jnp.moveaxis(q_BTHC.reshape(b, t, n, h // n, c), 1, 3)
-    score_BNRTM = jnp.einsum("bnrtc,bmnc->bnrtm", q_BNRTC, k_BMNC) * c**-0.5
+    q_BNRTC = jnp.moveaxis(q_BTHC.reshape(b, t, n, h // n, c), 1, 3) * c**-0.5
+    score_BNRTM = jnp.einsum("bnrtc,bmnc->bnrtm", q_BNRTC, k_BMNC)
     allowed = allowed_BTM[:, None, None]
     score_BNRTM = jnp.where(allowed, score_BNRTM.astype(jnp.float32), MASKED)
     weight_BNRTM = jax.nn.softmax(score_BNRTM, -1).astype(v_BMNC.dtype)

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from harness_s_jax.model.remat import remade
+
 MASKED = -1e30  # exp of it is exactly 0
 SPAN = 1024  # tokens of a long row whose chunks are prepared together
 EXACT = jax.lax.Precision.HIGHEST  # float32 products would be one bfloat16 pass on a TPU
@@ -28,6 +30,7 @@ def l2_norm(x_xE: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6)
 
 
+@functools.partial(remade, static_argnums=3)
 def gated_norm(o_xO: jax.Array, z_xO: jax.Array, weight_O: jax.Array, eps: float) -> jax.Array:
     """RMS norm (plain weight, kept in float32) times silu(z); casts in the reference's order."""
     y = o_xO.astype(jnp.float32)
@@ -41,6 +44,7 @@ def decay(a_xH: jax.Array, A_log_H: jax.Array, dt_bias_H: jax.Array) -> jax.Arra
     return -jnp.exp(A_log_H.astype(jnp.float32)) * step
 
 
+@remade
 def packed_conv(x_BTP: jax.Array, kernel_WP: jax.Array, segment_BT: jax.Array) -> jax.Array:
     """Depthwise causal convolution and SiLU; a tap that falls in another segment reads 0.
 

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from harness_s_jax.model import attention, deltanet
-from harness_s_jax.model.accumulate import Remat, scan_blocks
 from harness_s_jax.model.cache import Cache, clear_rows, init_cache, put_rows, take_rows
 from harness_s_jax.model.config import LINEAR_PER_BLOCK, Qwen35Config
 from harness_s_jax.model.params import Params, init_params
+from harness_s_jax.model.remat import Remat, remade, scan_blocks
 from harness_s_jax.model.shard import constrain, gathered
 
 __all__ = [
@@ -70,7 +70,7 @@ def forward(
     Segments are runs of one id, 0, 1, ...; -1 is padding. Attention, convolution and recurrent
     state start afresh with each; positions restart at 0. With a mesh the activations are sharded
     over it by the table of shard.py. With `sums`, a tree like params["blocks"], the gradient of the
-    blocks comes added to it (accumulate.py).
+    blocks comes added to it (remat.py).
     """
     tables = _rope(config, position_BT)
     place = functools.partial(constrain, mesh)
@@ -264,7 +264,12 @@ def _cached_layer(p, config, x_xD, cache, at, mixer):
 
 
 def _mlp(p: Params, h_xD: jax.Array) -> jax.Array:
-    return _dense(jax.nn.silu(_dense(h_xD, p["gate_DF"])) * _dense(h_xD, p["up_DF"]), p["down_FD"])
+    return _dense(_swiglu(_dense(h_xD, p["gate_DF"]), _dense(h_xD, p["up_DF"])), p["down_FD"])
+
+
+@remade
+def _swiglu(gate_xF: jax.Array, up_xF: jax.Array) -> jax.Array:
+    return jax.nn.silu(gate_xF) * up_xF
 
 
 def _linear_inputs(p: Params, h_xD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""A scan over blocks that remakes their insides in the gradient, and adds that up in place.
+"""What the gradient keeps and what it makes again, and a scan over blocks that adds it in place.
 
 With jax.checkpoint in lax.scan the gradients of all blocks are new arrays, which the caller then
 adds to those of the micro-batches before: twice the gradient in memory (8 GiB of a chip's for the
@@ -18,6 +18,10 @@ import jax.numpy as jnp
 # from its input; or both nested, which keeps blocks' inputs and, of one block, those of its parts.
 Remat = Literal["none", "block", "layer", "nested"]
 Part = Callable[[jax.Array, Any], jax.Array]
+
+# For a function whose result is cheap to make again and large to keep: the gradient starts from its
+# inputs. Forward and backward pass are different loops, so that no barrier is needed between them.
+remade = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
 def scan_blocks(
