@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -42,11 +43,12 @@ from jax.sharding import Mesh
 from harness_s_jax.learner import step
 from harness_s_jax.model import cache as caches
 from harness_s_jax.model import shard
-from harness_s_jax.model.remat import Remat
 from harness_s_jax.model.config import PRESETS, Qwen35Config
 from harness_s_jax.model.flops import train_flops
 from harness_s_jax.model.params import abstract_params
+from harness_s_jax.model.remat import Remat
 from harness_s_jax.sampler import decode
+from launch.fit_results import Resident, Result, Setup, Store, markdown
 
 GIB = 2.0**30
 HBM_GIB = {"v5e": 15.75, "v5p": 95.73, "v6e": 31.24, "tpu7x": 94.74}  # what XLA may use of a chip
@@ -62,51 +64,11 @@ SWEEP = tuple(
     for tokens in (16384, 32768)
 )
 ROOT = Path(__file__).parents[1]
+# Files of model, learner and sampler that are no part of a device program.
+HOST_ONLY = {"__init__", "hf_io", "safetensors_file", "policy", "template", "tokenizer"}
+HOST_ONLY |= {"flops", "checkpoint", "engine", "supervised"}
 _OOM = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM|Used ([\d.]+)([KMGT]) of")
 _UNIT = {"K": 2.0**-20, "M": 2.0**-10, "G": 1.0, "T": 2.0**10}
-
-
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """One program to compile."""
-
-    model: str
-    program: str
-    topology: str
-    tokens: int  # a row, or the longest context of a slot
-    rows: int  # of one forward and backward pass over all chips; slots of a host's sampler
-    tensor: int  # the tensor axis of its mesh
-    remat: Remat = "none"
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What the compiler says of one program. A chip's GiB, the resident parts included."""
-
-    model: str
-    program: str
-    topology: str
-    rows: int
-    tokens: int
-    fits: bool
-    gib_per_chip: float  # with what else lives on the chip meanwhile; of a lower bound if not fits
-    hbm_gib: float
-    compile_s: float
-    tensor: int
-    remat: str
-    arguments_gib: float
-    temporaries_gib: float
-    beside_gib: float  # resident but no argument of the program
-    model_tflops: float  # of the training step, all chips together; 0 for the sampler's programs
-
-
-@dataclasses.dataclass(frozen=True)
-class Resident:
-    """What of a cell stays on a chip, in GiB."""
-
-    optimizer: float  # float32 parameters and both moments, over all chips
-    rollout: float  # the sampler's copy, over one host's chips
-    cache: float  # of its slots
 
 
 def main(argv: Sequence[str]) -> int:
@@ -118,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     cells = SWEEP if flag.sweep else GATE if not any(chosen[0]) else chosen
     for cell in cells:
         check_cell(*cell)
-    store = Store(Path(flag.cache))
+    store = Store(Path(flag.cache), sources())
     table = []
     for number, (model, topology, tokens) in enumerate(cells, 1):
         for program in flag.programs:
@@ -138,8 +100,8 @@ def check_cell(model: str | None, topology: str | None, tokens: int | None) -> N
     """Raises UsageError for what cannot be compiled."""
     if model not in PRESETS or topology is None or tokens is None:
         raise app.UsageError(
-            f"got --model={model} --topology={topology} --tokens={tokens}: give all three, the model"
-            f" one of {', '.join(PRESETS)}."
+            f"got --model={model} --topology={topology} --tokens={tokens}: give all three, the"
+            f" model one of {', '.join(PRESETS)}."
         )
     if topology.partition(":")[0] not in HBM_GIB:
         raise app.UsageError(
@@ -183,6 +145,11 @@ def devices(topology: str) -> list[Any]:
         ) from e
 
 
+def hbm_gib(topology: str) -> float:
+    """What XLA may use of a chip's memory."""
+    return HBM_GIB[topology.partition(":")[0]]
+
+
 def host_devices(topology: str) -> list[Any]:
     """Those of the first host: each host samples alone, with a copy of its own (contract 9)."""
     return [device for device in devices(topology) if device.process_index == 0]
@@ -207,7 +174,7 @@ def measure(setup: Setup) -> Result:
         program = sampler_programs(config, mesh, setup)[setup.program]
         memory, flops = [used(program, beside=kept.optimizer)], 0.0
     arguments, temporaries, beside = max(memory, key=sum)
-    total, hbm = arguments + temporaries + beside, HBM_GIB[setup.topology.partition(":")[0]]
+    total, hbm = arguments + temporaries + beside, hbm_gib(setup.topology)
     return Result(
         model=setup.model,
         program=setup.program,
@@ -312,7 +279,12 @@ def resident(model: str, topology: str, tokens: int, slots: int) -> Resident:
     masters = jax.tree.map(
         lambda x, at: x.update(sharding=at), params, shard.shardings(chips, params)
     )
-    return Resident(3 * share(masters), share(rollout_params(config, host)), share(placed))
+    return Resident(
+        optimizer=3 * share(masters),
+        rollout=share(rollout_params(config, host)),
+        cache=share(placed),
+        hbm=hbm_gib(topology),
+    )
 
 
 def share(tree: Any) -> float:
@@ -323,81 +295,16 @@ def share(tree: Any) -> float:
     return sum(sizes) / GIB
 
 
-# --- results --------------------------------------------------------------------------------------
-
-
-class Store:
-    """Results in a file of JSON lines, found again by setup and by what it was compiled from."""
-
-    def __init__(self, path: Path):
-        self._path, self._sources = path, sources()
-        lines = path.read_text().splitlines() if path.exists() else []
-        entries = [json.loads(line) for line in lines if line.endswith("}")]
-        self._found = {entry["key"]: Result(**entry["result"]) for entry in entries}
-
-    def get(self, setup: Setup) -> Result | None:
-        return self._found.get(self._key(setup))
-
-    def put(self, setup: Setup, result: Result) -> Result:
-        """Kept at once, so that an interrupted sweep loses one program at most."""
-        key = self._key(setup)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
-            file.write(json.dumps({"key": key, "result": dataclasses.asdict(result)}) + "\n")
-        self._found[key] = result
-        return result
-
-    def _key(self, setup: Setup) -> str:
-        return json.dumps([dataclasses.astuple(setup), self._sources])
-
-
 def sources(version: Callable[[str], str] = metadata.version) -> list[str]:
-    """What a program depends on: our files that make it, and the compiler."""
+    """What a program depends on: our code that makes it, and the compiler."""
     digest = hashlib.sha256()
     for part in ("model", "learner", "sampler"):
         for path in sorted((ROOT / "harness_s_jax" / part).glob("*.py")):
-            digest.update(path.read_bytes())
-    digest.update(Path(__file__).read_bytes())
+            if path.stem not in HOST_ONLY:
+                digest.update(path.read_bytes())
+    for function in (train_programs, rollout_params, sampler_programs, used):
+        digest.update(inspect.getsource(function).encode())
     return [digest.hexdigest()[:16], version("jax"), version("libtpu")]
-
-
-def markdown(table: Iterable[Result], kept: Iterable[tuple[tuple, Resident]]) -> str:
-    """Two tables: the programs, and what stays on a chip."""
-    lines = [
-        "| model | program | topology | mesh (fsdp, tensor) | rows x tokens | remat | arguments |"
-        " temporaries | beside | GiB a chip | HBM | fits | compile s | model TFLOP |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    table = list(table)
-    for r in table:
-        train = r.program == "train"
-        mesh = f"({r.rows}, {r.tensor})" if train else f"(1, {r.tensor})"
-        cells = (
-            *(r.model, r.program, r.topology, mesh, f"{r.rows} x {r.tokens:,}"),
-            *(r.remat if train else "", f"{r.arguments_gib:.1f}", f"{r.temporaries_gib:.1f}"),
-            *(f"{r.beside_gib:.1f}", f"{r.gib_per_chip:.1f}", f"{r.hbm_gib:.1f}"),
-            *("yes" if r.fits else "NO", f"{r.compile_s:.0f}"),
-            f"{r.model_tflops:,.0f}" if train else "",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += [
-        "",
-        "| model | topology | tokens | optimizer | rollout copy | cache | sampling: all three |"
-        " update, rollout copy and cache freed | update, both kept | HBM |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for (model, topology, tokens), r in kept:
-        update = next(
-            (x.gib_per_chip for x in table if x.program == "train"
-             and (x.model, x.topology, x.tokens) == (model, topology, tokens)),
-            math.nan,
-        )  # fmt: skip
-        hbm = HBM_GIB[topology.partition(":")[0]]
-        sizes = (r.optimizer, r.rollout, r.cache, r.optimizer + r.rollout + r.cache)
-        sizes += (update, update + r.rollout + r.cache, hbm)
-        cells = (model, topology, f"{tokens:,}", *(f"{size:.1f}" for size in sizes))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def default_cache() -> str:

@@ -10,6 +10,7 @@ ensure_venv # the arguments are not for the set-up
 say "install took $SECONDS s"
 if [ "$ACCELERATOR" = cpu ]; then
   export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}" # libtpu, where it is installed, would look for a TPU
+  keep_memory
 fi
 cd "$ROOT"
 exec "$VENV/bin/python" -m experiments.appworld_4b "$@"

@@ -67,7 +67,10 @@ def main() -> None:
     state = learning.init_state(parts.stored.params, hyper, mesh)
     learner = learning.build(
         state, parts.stored.config, hyper, mesh,
-        learning.Shapes(vocab_size=parts.stored.template.vocab_size, attempts=options.tasks * attempts, micro_rows=options.micro_rows, row_tokens=options.row_tokens),
+        learning.Shapes(
+            vocab_size=parts.stored.template.vocab_size, attempts=options.tasks * attempts,
+            micro_rows=options.micro_rows, row_tokens=options.row_tokens,
+        ),
     )  # fmt: skip
     packed = batching.train_batch(
         groups, attempts=options.tasks * attempts, row_tokens=options.row_tokens,

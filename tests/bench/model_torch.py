@@ -5,7 +5,7 @@
 A process that lives as long as the benchmark. First it prints its versions; then each line of
 stdin is a JSON string that names a measurement, and the answer is one line of JSON with its
 seconds. Needs torch, transformers and numpy, and nothing of this project. The directory holds a
-checkpoint of the text model and ids.npy, [B, T + 1].
+checkpoint of the text model and ids.npy, [B, T].
 """
 
 import json
@@ -33,7 +33,7 @@ class Peer:
         self.ids_BT = torch.from_numpy(np.load(directory / "ids.npy")).long()
 
     def loss(self) -> torch.Tensor:
-        logits_BTV = self.model(input_ids=self.ids_BT[:, :-1], use_cache=False).logits
+        logits_BTV = self.model(input_ids=self.ids_BT, use_cache=False).logits[:, :-1]
         return functional.cross_entropy(logits_BTV.flatten(0, 1), self.ids_BT[:, 1:].flatten())
 
     @torch.no_grad()
