@@ -47,6 +47,7 @@ setup(
             "pytest>=9",
             "pytest-xdist",
             "hypothesis",
+            "jinja2",  # renders Qwen's own chat template, which ours is compared with
             "ruff",
             "pyright[nodejs]",  # brings its own node
             "pre-commit",

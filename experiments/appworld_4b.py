@@ -34,7 +34,12 @@ def debug() -> ConfigDict:
             "variant": "debug",
             "seed": 0,
             "environment": "miniworld",
-            "policy": {"checkpoint": ""},  # a directory; for debug, empty is the shipped policy
+            "policy": {
+                "checkpoint": "",  # a directory; for debug, empty is the shipped policy
+                # After a further message of the user's, Qwen's own template forgets what was
+                # thought before it ("official"); we keep what was sampled.
+                "keep_thinking": "all",
+            },
             # grpo: groups under H0 alone. h0_resample: a failed group is replaced by K more
             # attempts under H0. harness_s: by one attempt each under K siblings of the router's
             # choice. mix_siblings: a fixed mixture of H0 and siblings from the start.
@@ -105,6 +110,7 @@ def paper() -> ConfigDict:
             "train": {"group_size": 8},  # Top-8 of the router ablation, so K = 8
             "learner": {
                 "row_tokens": 32768,
+                "remat": "layer",  # docs/fit.md says what fits which slice
                 "hyper": {"learning_rate": 1e-6, "warmup_updates": 10},
             },
             "limits": {"context_tokens": 32768, "turn_tokens": 3000},

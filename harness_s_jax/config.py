@@ -124,6 +124,7 @@ _CHOICES = {
     "router.selector": ("random", "rule", "vote"),
     "router.weight": ("linear", "harmonic", "reciprocal"),
     "mixture.unit": ("within", "between"),
+    "policy.keep_thinking": ("all", "official"),
     "learner.remat": ("none", "block", "layer", "nested"),
     "learner.hyper.std": ("population", "sample", "none"),
     "learner.hyper.aggregation": ("token", "attempt"),

@@ -124,7 +124,8 @@ def stage(config: Any, workdir: Path, say: Say) -> None:
         folder.mkdir(exist_ok=True)
         policies = [("warmstart", parts.stored.params)]
         if (workdir / "trained").exists():
-            policies.append(("trained", read_policy(workdir / "trained").params))
+            trained = read_policy(workdir / "trained", config.policy.keep_thinking)
+            policies.append(("trained", trained.params))
         else:
             say("evaluate: there is no trained policy here (--stages=train makes it)")
         choices: dict[str, runs.Choices] = {}

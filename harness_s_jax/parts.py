@@ -13,6 +13,7 @@ from harness_s_jax.envs.miniworld.world import MiniWorldEnvironment
 from harness_s_jax.harness.loop import Limits
 from harness_s_jax.harness.spec import POOL, HarnessSpec, load_pool
 from harness_s_jax.model.policy import StoredPolicy, load_policy
+from harness_s_jax.model.template import KeepThinking
 from harness_s_jax.rollout.attempt import Setting
 from harness_s_jax.sampler.engine import Engine
 
@@ -37,10 +38,10 @@ class Parts:
         return {spec.id: spec for spec in (self.h0, *self.siblings)}
 
 
-def read_policy(directory: Path) -> StoredPolicy:
+def read_policy(directory: Path, keep_thinking: KeepThinking) -> StoredPolicy:
     """Raises ConfigError with a sentence if the policy there cannot be used."""
     try:
-        return load_policy(directory)
+        return load_policy(directory, keep_thinking)
     except (OSError, ValueError) as e:
         raise ConfigError(f"cannot use the policy in {directory}: {e}") from None
 
@@ -63,7 +64,7 @@ def assemble(
         h0, siblings = load_pool(pool)
     except (OSError, ValueError) as e:
         raise ConfigError(f"cannot use the pool in {pool}: {e}") from None
-    stored = read_policy(directory)
+    stored = read_policy(directory, config.policy.keep_thinking)
     engine = Engine(
         stored.params,
         stored.config,

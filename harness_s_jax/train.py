@@ -25,8 +25,8 @@ from harness_s_jax.config import ConfigError
 from harness_s_jax.envs.miniworld.families import RARE
 from harness_s_jax.learner import step as learning
 from harness_s_jax.learner.checkpoint import checkpoints
-from harness_s_jax.model import shard
-from harness_s_jax.model.policy import policy_directory, save_policy
+from harness_s_jax.model import hf_io, shard
+from harness_s_jax.model.policy import policy_directory
 from harness_s_jax.parts import Parts, assemble, pool_directory
 from harness_s_jax.rescue import Wanted, read_decisions, rescue, route, training_group
 from harness_s_jax.rollout import cost as costs
@@ -169,10 +169,7 @@ def train(config: Any, workdir: Path, say: Say) -> None:
             if step % config.train.save_every == 0 or step == steps:
                 saved.save(step, state, {"cost": cost})
 
-    part = workdir / "trained.part"
-    params = jax.device_get(copy(state.params))
-    save_policy(part, parts.stored.config, params, parts.stored.template.tokenizer)
-    part.rename(workdir / "trained")
+    hf_io.save(workdir / "trained", parts.stored.config, copy(state.params), source=directory)
 
 
 # --- sampling ------------------------------------------------------------------------------------

@@ -408,7 +408,7 @@ class Stage:
         self.engine, self.policy = Loaded(), Actor()
         monkeypatch.setattr(evaluate, "assemble", self._assemble)
         monkeypatch.setattr(
-            evaluate, "read_policy", lambda directory: SimpleNamespace(params=directory.name)
+            evaluate, "read_policy", lambda directory, _: SimpleNamespace(params=directory.name)
         )
 
     def _assemble(self, config, directory: Path, stage: str, say, pool: Path) -> Parts:

@@ -1,4 +1,7 @@
-"""A stored policy: config.json, model.safetensors and tokenizer.model in one directory."""
+"""A stored policy: a checkpoint of the model and its tokenizer in one directory.
+
+With a tokenizer.model (SentencePiece) it is an embedded policy, else a published Qwen3.5.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,13 @@ from typing import Any
 from harness_s_jax.model import hf_io
 from harness_s_jax.model.config import Qwen35Config
 from harness_s_jax.model.safetensors_file import written_aside
-from harness_s_jax.model.template import ChatTemplate, embedded_template
-from harness_s_jax.model.tokenizer import SentencePieceTokenizer
+from harness_s_jax.model.template import (
+    ChatTemplate,
+    KeepThinking,
+    embedded_template,
+    qwen3_5_template,
+)
+from harness_s_jax.model.tokenizer import HfTokenizer, SentencePieceTokenizer
 
 TOKENIZER_FILE = "tokenizer.model"
 SHIPPED = Path(__file__).parents[1] / "assets" / "miniworld_policy"  # the warm-started debug policy
@@ -33,17 +41,27 @@ def policy_directory(workdir: Path, checkpoint: str) -> Path:
     return Path(checkpoint) if checkpoint else SHIPPED
 
 
-def load_policy(directory: Path) -> StoredPolicy:
+def load_policy(directory: Path, keep_thinking: KeepThinking = "all") -> StoredPolicy:
     """Raises ValueError or OSError with a sentence that names what is missing or wrong."""
-    config, params = hf_io.load(directory)
-    template = embedded_template(SentencePieceTokenizer.from_file(directory / TOKENIZER_FILE))
-    return StoredPolicy(config, params, template)
+    template = load_template(directory, keep_thinking)
+    return StoredPolicy(*hf_io.load(directory), template)
+
+
+def load_template(directory: Path, keep_thinking: KeepThinking) -> ChatTemplate:
+    """The policy's tokenizer in its chat template; an embedded policy does not think."""
+    if (directory / TOKENIZER_FILE).exists():
+        return embedded_template(SentencePieceTokenizer.from_file(directory / TOKENIZER_FILE))
+    tokenizer = HfTokenizer.from_checkpoint(directory)
+    return qwen3_5_template(tokenizer, thinking=True, keep_thinking=keep_thinking)
 
 
 def save_policy(
     directory: Path, config: Qwen35Config, params: Any, tokenizer: SentencePieceTokenizer
 ) -> None:
-    """Writes what `load_policy` reads, all of it or nothing (see `written_aside`)."""
+    """Writes an embedded policy, all of it or nothing (see `written_aside`).
+
+    One that was trained from another is saved by hf_io.save with that one as its source.
+    """
     with written_aside(directory) as part:
         (part / TOKENIZER_FILE).write_bytes(tokenizer.model)
         hf_io.write(part, config, params)

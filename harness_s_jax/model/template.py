@@ -22,6 +22,8 @@ from typing import Literal, Protocol
 from harness_s_jax.model.tokenizer import HfTokenizer, SentencePieceTokenizer
 from harness_s_jax.types import ToolSpec
 
+KeepThinking = Literal["all", "official"]
+
 
 class Tokenizer(Protocol):
     """What a template needs of a tokenizer: `encode` never yields a control id."""
@@ -79,7 +81,7 @@ class ChatTemplate:
     tools_close: tuple[int, ...]
     tools_block: ToolsBlock | None = None  # None: the system text alone names the tools
     think_block: ThinkBlock | None = None  # None: thinking is not marked
-    keep_thinking: Literal["all", "official"] = "all"  # see user_message
+    keep_thinking: KeepThinking = "all"  # see user_message
     strip: bool = False  # take the white space off both ends of every text
 
     def prompt(self, system: str, tools: Sequence[ToolSpec], user: str) -> list[int]:
@@ -196,7 +198,7 @@ def embedded_template(tokenizer: SentencePieceTokenizer) -> ChatTemplate:
 
 
 def qwen3_5_template(
-    tokenizer: HfTokenizer, *, thinking: bool, keep_thinking: Literal["all", "official"] = "all"
+    tokenizer: HfTokenizer, *, thinking: bool, keep_thinking: KeepThinking = "all"
 ) -> ChatTemplate:
     """Qwen3.5's template, with the strings of its `chat_template.jinja`.
 

@@ -1,7 +1,9 @@
 """The model against the stored reference (tests/data/make_qwen35_tiny.py), and against itself."""
 
 import dataclasses
+import functools
 import pathlib
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from harness_s_jax.model import deltanet, hf_io, qwen3_5
+from harness_s_jax.model import attention, deltanet, hf_io, qwen3_5
 from harness_s_jax.model.cache import ROW_AXIS
+from harness_s_jax.model.remat import Remat, scan_blocks
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "qwen35_tiny"
 LOGIT_TOLERANCE = 2e-4  # absolute, float32; two exact implementations differ by 5e-5
@@ -79,15 +82,15 @@ def test_logits_match_the_reference(tiny):
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize("remat", ["none", pytest.param("nested", marks=pytest.mark.slow)])
-def test_every_gradient_matches_the_reference(tiny, tmp_path, remat):
+@pytest.mark.parametrize("kind", ["none", "layer", pytest.param("nested", marks=pytest.mark.slow)])
+def test_every_gradient_matches_the_reference(tiny, tmp_path, kind):
     config, params, reference = tiny
     ids_BT = reference["ids_BT"]
     segment_BT = np.zeros_like(ids_BT)
     position_BT = np.broadcast_to(np.arange(ids_BT.shape[1]), ids_BT.shape)
 
     def loss(params):
-        hidden = qwen3_5.forward(params, config, ids_BT, segment_BT, position_BT, remat=remat)
+        hidden = qwen3_5.forward(params, config, ids_BT, segment_BT, position_BT, remat=kind)
         logp = jax.nn.log_softmax(qwen3_5.logits(params, config, hidden)[:, :-1])
         return -jnp.take_along_axis(logp, ids_BT[:, 1:, None], -1).mean()
 
@@ -135,6 +138,74 @@ def test_many_short_segments_in_one_chunk(tiny):
     position = np.concatenate([np.arange(n) for n in lengths])[None]
     expected = [reference["logits_BTV"][i % 2, :n] for i, n in enumerate(lengths)]
     close(score(params, config, row, segment, position)[0], np.concatenate(expected))
+
+
+def test_left_padding_changes_nothing(tiny):
+    config, params, reference = tiny
+    ids, n = reference["ids_BT"].copy(), 97
+    pad = ids.shape[1] - n
+    ids[:, pad:], ids[:, :pad] = ids[:, :n], 5
+    real_T = np.arange(ids.shape[1]) >= pad
+    segment = np.where(real_T, 0, -1) * np.ones_like(ids)
+    position = np.maximum(np.arange(ids.shape[1]) - pad, 0) * np.ones_like(ids)
+    close(score(params, config, ids, segment, position)[:, pad:], reference["logits_BTV"][:, :n])
+
+
+def test_a_row_longer_than_a_span_and_a_block_of_queries(tiny, monkeypatch):
+    """What bounds the memory of long rows changes no result, wherever segments begin."""
+    config, params, reference = tiny
+    ids = np.concatenate([reference["ids_BT"][0], reference["ids_BT"][1, :90]])[None]
+    segment = np.repeat([0, 1], [150, 90])[None]
+    position = np.concatenate([np.arange(150), np.arange(90)])[None]
+    monkeypatch.setattr(deltanet, "SPAN", 64)
+    monkeypatch.setattr(attention, "QUERIES", 32)
+
+    def loss(params):
+        hidden = qwen3_5.forward(params, config, ids, segment, position)
+        return jnp.sum(jnp.sin(qwen3_5.logits(params, config, hidden))), hidden
+
+    (_, hidden), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    logits = qwen3_5.logits(params, config, hidden)[0]
+    close(logits[:150], reference["logits_BTV"][0])
+    close(logits[150:], reference["logits_BTV"][1, :90])
+    monkeypatch.undo()
+    (_, _), expected = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    near(grads, expected, 1e-4)
+
+
+def test_what_is_made_again_changes_no_gradient_and_adds_to_the_sums():
+    """The scan itself on a small block, against jax's own differentiation of a plain loop."""
+    key = jax.random.split(jax.random.key(0), 3)
+    blocks = {"a": jax.random.normal(key[0], (3, 5, 5)), "b": jax.random.normal(key[1], (3, 5))}
+    x = jax.random.normal(key[2], (4, 5))
+    parts = [lambda x, p: x + jnp.tanh(x @ p["a"]), lambda x, p: x * jnp.cos(p["b"])]
+
+    def gradient(run):
+        return jax.jit(jax.value_and_grad(lambda x, blocks: run(x, blocks).sum(), argnums=(0, 1)))
+
+    value, (dx, dblocks) = gradient(functools.partial(unrolled, parts))(x, blocks)
+    before = jax.tree.map(lambda x: jnp.full_like(x, 0.5), blocks)
+    for kind in typing.get_args(Remat):
+        for sums in (None, before):
+            scan = lambda x, blocks: scan_blocks(parts, x, blocks, kind, sums)  # noqa: B023, E731
+            got, (got_dx, got_dblocks) = gradient(scan)(x, blocks)
+            if sums is not None:
+                got_dblocks = jax.tree.map(lambda d: d - 0.5, got_dblocks)
+            near((got, got_dx, got_dblocks), (value, dx, dblocks), 1e-5)
+
+
+def unrolled(parts, x, blocks):
+    for i in range(3):
+        p = jax.tree.map(lambda a: a[i], blocks)  # noqa: B023
+        for part in parts:
+            x = part(x, p)
+    return x
+
+
+def near(got, expected, tolerance):
+    """Each array within `tolerance` of its own largest entry."""
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        close(x, y, tolerance * np.abs(y).max())
 
 
 def test_right_padding_changes_nothing(tiny):
