@@ -14,7 +14,8 @@ from harness_s_jax.model.config import Qwen35Config
 from harness_s_jax.model.shard import constrain
 from harness_s_jax.types import PackedRows
 
-# Numbers of one chunk's logits, over all devices that share a row: 2^27 are 512 MiB in float32.
+# Numbers of one chunk's logits for each row: 2^27 are 512 MiB in float32. With a row a device, as
+# many on each device.
 CHUNK_LOGITS = 1 << 27
 
 
@@ -46,12 +47,14 @@ def token_scores(
         mesh=mesh,
         sums=sums,
     )
-    head_DV = qwen3_5.head(params, config, mesh)
+    head_DV = qwen3_5.head(params, config)
     target_BT, temperature_BT = (
         jnp.roll(x_BT, -1, axis=1) for x_BT in (rows.ids_BT, rows.temperature_BT)
     )
     temperature_BT = jnp.where(temperature_BT > 0, temperature_BT, 1.0)
-    hidden_BTD = constrain(mesh, "B__", hidden_BTD)
+    # Each device makes the logits of all rows for its part of the vocabulary: then no head and no
+    # gradient of it is ever whole, and what travels is the hidden states, which are fewer.
+    head_DV = constrain(mesh, "DU", head_DV)
     logp_BT, entropy_BT = _scores(hidden_BTD, head_DV, target_BT, temperature_BT, vocab_size, mesh)
     predicted_BT = rows.position_BT > 0
 
@@ -69,7 +72,7 @@ def _scores(hidden_BTD, head_DV, target_BT, temperature_BT, vocab_size, mesh):
 
 def _scores_forward(hidden_BTD, head_DV, target_BT, temperature_BT, vocab_size, mesh):
     def score(_, x):
-        hidden_BID, target_BI, temperature_BI = x
+        hidden_BID, target_BI, temperature_BI = (_everywhere(mesh, part) for part in x)
         logits_BIV = _logits(hidden_BID, head_DV, temperature_BI, vocab_size, mesh)
         lse_BI = jax.nn.logsumexp(logits_BIV, axis=-1)
         # A masked comparison, not a gather: the vocabulary may be sharded.
@@ -92,19 +95,22 @@ def _scores_backward(vocab_size, mesh, saved, cotangents):
     cut, joined = _chunks(hidden_BTD, head_DV)
 
     def pull(dhead_DV, x):
-        hidden_BID, target_BI, temperature_BI, lse_BI, dlogp_BI = x
+        hidden_BID, target_BI, temperature_BI, lse_BI, dlogp_BI = (
+            _everywhere(mesh, part) for part in x
+        )
         logits_BIV = _logits(hidden_BID, head_DV, temperature_BI, vocab_size, mesh)
         p_BIV = jnp.exp(logits_BIV - lse_BI[..., None])
         chosen_BIV = jnp.arange(logits_BIV.shape[-1]) == target_BI[..., None]
         scale_BI1 = (dlogp_BI / temperature_BI)[..., None]
         dlogits_BIV = (scale_BI1 * (chosen_BIV - p_BIV)).astype(head_DV.dtype)
         dhidden_BID = jnp.einsum("biv,dv->bid", dlogits_BIV, head_DV)
+        dhidden_BID = constrain(mesh, "B__", dhidden_BID)
         part_DV = jnp.einsum(
             "bid,biv->dv", hidden_BID, dlogits_BIV, preferred_element_type=jnp.float32
         )
-        return dhead_DV + part_DV, dhidden_BID
+        return constrain(mesh, "DU", dhead_DV + part_DV), dhidden_BID
 
-    zeros_DV = jnp.zeros(head_DV.shape, jnp.float32)
+    zeros_DV = constrain(mesh, "DU", jnp.zeros(head_DV.shape, jnp.float32))
     xs = tuple(map(cut, (hidden_BTD, target_BT, temperature_BT, lse_BT, dlogp_BT)))
     dhead_DV, dhidden = jax.lax.scan(pull, zeros_DV, xs)
     return joined(dhidden), dhead_DV.astype(head_DV.dtype), None, None
@@ -113,10 +119,15 @@ def _scores_backward(vocab_size, mesh, saved, cotangents):
 _scores.defvjp(_scores_forward, _scores_backward)
 
 
+def _everywhere(mesh, x):
+    """A chunk of all rows on every device."""
+    return constrain(mesh, "_" * x.ndim, x)
+
+
 def _logits(hidden_BID, head_DV, temperature_BI, vocab_size, mesh):
     """float32 and finite; an id past the vocabulary gets what no other outweighs."""
     logits_BIV = jnp.matmul(hidden_BID, head_DV, preferred_element_type=jnp.float32)
-    logits_BIV = constrain(mesh, "B_V", logits_BIV) / temperature_BI[..., None]
+    logits_BIV = constrain(mesh, "__U", logits_BIV) / temperature_BI[..., None]
     if vocab_size == head_DV.shape[-1]:
         return logits_BIV
     known_V = jnp.arange(head_DV.shape[-1]) < vocab_size

@@ -39,11 +39,10 @@ __all__ = [
 ]
 
 
-def head(params: Params, config: Qwen35Config, mesh: Mesh | None = None) -> jax.Array:
+def head(params: Params, config: Qwen35Config) -> jax.Array:
     """The output matrix [D, V] in config.dtype, the embedding's transpose where they are tied."""
-    if config.tie_word_embeddings:
-        return gathered(mesh, "embed_VD", params["embed_VD"], config.dtype).T
-    return gathered(mesh, "head_DV", params["head_DV"], config.dtype)
+    head_DV = params["embed_VD"].T if config.tie_word_embeddings else params["head_DV"]
+    return head_DV.astype(config.dtype)
 
 
 def logits(params: Params, config: Qwen35Config, hidden_xD: jax.Array) -> jax.Array:

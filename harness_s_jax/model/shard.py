@@ -9,6 +9,7 @@ what is saved for the gradient is shared out too).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,20 +18,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-# Letter -> mesh axis. An array uses an axis once: where two of its letters want the same, the one
+# Letter -> mesh axes. An array uses an axis once: where two of its letters want the same, the one
 # that stands first here has it. So q_BTHC is split by heads, but x_BTD, between layers, by tokens.
-AXIS_OF = {
-    "B": "fsdp",  # rows of a batch
-    "S": "fsdp",  # slots of the sampler
-    "V": "tensor",
-    "P": "tensor",  # channels of a projection, head by head
-    "F": "tensor",
-    "H": "tensor",
-    "N": "tensor",
-    "T": "tensor",
-    "D": "fsdp",
+AXES_OF = {
+    "U": ("fsdp", "tensor"),  # the vocabulary where the learner makes logits of all rows
+    "B": ("fsdp",),  # rows of a batch
+    "S": ("fsdp",),  # slots of the sampler
+    "V": ("tensor",),
+    "P": ("tensor",),  # channels of a projection, head by head
+    "F": ("tensor",),
+    "H": ("tensor",),
+    "N": ("tensor",),
+    "T": ("tensor",),
+    "D": ("fsdp",),
 }
-_ORDER = {letter: i for i, letter in enumerate(AXIS_OF)}
 
 
 def make_mesh(tensor: int = 1, devices: Any = None) -> Mesh:
@@ -64,13 +65,19 @@ def spec_of(mesh: Any, letters: str, shape: tuple[int, ...], *, without: str = "
     A dimension that its axis does not divide is whole too, as are those of the axis `without`.
     """
     sizes = dict(zip(letters, shape[len(shape) - len(letters) :], strict=True))
-    used: dict[str, str] = {}
-    for letter in sorted(set(letters) & set(AXIS_OF), key=_ORDER.__getitem__):
-        axis = AXIS_OF[letter]
-        if axis != without and axis not in used.values() and sizes[letter] % mesh.shape[axis] == 0:
-            used[letter] = axis
+    places: dict[str, tuple[str, ...]] = {}
+    free = {*mesh.axis_names} - {without}
+    for letter, axes in AXES_OF.items():
+        parts = math.prod(mesh.shape[axis] for axis in axes)
+        if letter in sizes and free.issuperset(axes) and sizes[letter] % parts == 0:
+            places[letter] = axes
+            free -= {*axes}
     front = [None] * (len(shape) - len(letters))
-    return PartitionSpec(*front, *(used.get(letter) for letter in letters))
+    return PartitionSpec(*front, *(_entry(places.get(letter)) for letter in letters))
+
+
+def _entry(axes: tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    return axes[0] if axes is not None and len(axes) == 1 else axes
 
 
 def sharding_of(mesh: Any, name: str, shape: tuple[int, ...]) -> NamedSharding:

@@ -75,6 +75,9 @@ def test_an_axis_is_used_once_and_the_table_says_by_which_letter():
     assert spec("x_BTD", (8, 32, 16)) == ("fsdp", "tensor", None)  # between layers: by tokens
     assert spec("q_BTHC", (8, 32, 4, 16)) == ("fsdp", None, "tensor", None)  # inside: by heads
     assert spec("logits_BTV", (8, 32, 64)) == ("fsdp", None, "tensor")
+    assert spec("logits_BTU", (8, 32, 64)) == (None, None, ("fsdp", "tensor"))  # over all devices
+    assert spec("head_DU", (16, 64)) == (None, ("fsdp", "tensor"))
+    assert spec("head_DU", (16, 60)) == ("fsdp", None)  # 60 do not divide by 8
     assert spec("state_SHEO", (8, 4, 16, 16)) == ("fsdp", "tensor", None, None)
     assert spec("q_BTHC", (8, 32, 3, 16)) == ("fsdp", "tensor", None, None)  # 3 heads: by tokens
 
