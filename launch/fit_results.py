@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -60,9 +61,11 @@ class Store:
 
     def __init__(self, path: Path, sources: list[str]):
         self._path, self._sources = path, sources
-        lines = path.read_text().splitlines() if path.exists() else []
-        entries = [json.loads(line) for line in lines if line.endswith("}")]
-        self._found = {entry["key"]: Result(**entry["result"]) for entry in entries}
+        self._found = {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            with contextlib.suppress(json.JSONDecodeError):  # a write that was cut off
+                entry = json.loads(line)
+                self._found[entry["key"]] = Result(**entry["result"])
 
     def get(self, setup: Setup) -> Result | None:
         return self._found.get(self._key(setup))
@@ -72,7 +75,8 @@ class Store:
         key = self._key(setup)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
-            file.write(json.dumps({"key": key, "result": dataclasses.asdict(result)}) + "\n")
+            # The line break in front ends a line that was cut off.
+            file.write("\n" + json.dumps({"key": key, "result": dataclasses.asdict(result)}) + "\n")
         self._found[key] = result
         return result
 
