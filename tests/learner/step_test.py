@@ -258,6 +258,21 @@ def test_a_copy_outlives_the_update():
     assert np.abs(np.subtract(copies[1]["embed_VD"], copies[0]["embed_VD"])).max() > 1e-3
 
 
+def test_a_copy_casts_what_the_forward_casts():
+    """Matrices to the model's dtype; vectors stay float32: both compute with equal values."""
+    copy = shard.local_copy(MESH, fresh().params, "bfloat16")
+    for path, x in jax.tree_util.tree_flatten_with_path(copy)[0]:
+        assert x.dtype == ("bfloat16" if shard.is_matrix(path[-1].key) else "float32"), path
+    rows = batch(*TEACHES).rows[0]
+    config = dataclasses.replace(CONFIG, dtype="bfloat16")
+    forward = jax.jit(qwen3_5.forward, static_argnums=1)
+    hidden = [
+        forward(params, config, rows.ids_BT, rows.segment_BT, rows.position_BT)
+        for params in (PARAMS, copy)
+    ]
+    assert_same(*hidden)
+
+
 # --- compilation, and what is told ----------------------------------------------------------------
 
 
