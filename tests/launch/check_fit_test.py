@@ -83,19 +83,29 @@ def test_results_are_kept_at_once_and_found_by_setup_and_sources(tmp_path):
     assert Store(path, ["sources"]).get(dataclasses.replace(SETUP, rows=8)) == RESULT
 
 
-def test_the_first_way_that_fits_is_taken_and_the_others_are_not_tried(tmp_path, monkeypatch):
-    store, tried = Store(tmp_path / "fit.jsonl", []), []
-    setups = [dataclasses.replace(SETUP, remat=remat) for remat in ("none", "layer", "nested")]
+@pytest.mark.parametrize(
+    ("needs", "taken", "tried"),
+    [
+        ({"none": 99.0, "layer": 60.0, "nested": 40.0}, "layer", 2),
+        ({"none": 99.0, "layer": 95.0, "nested": 40.0}, "nested", 3),  # layer fits, but only just
+        ({"none": 99.0, "layer": 94.0, "nested": 95.0}, "layer", 3),
+        ({"none": 120.0, "layer": 110.0, "nested": 100.0}, "nested", 3),
+    ],
+)
+def test_the_fastest_way_with_room_to_spare_is_taken(tmp_path, monkeypatch, needs, taken, tried):
+    store, compiled = Store(tmp_path / "fit.jsonl", []), []
+    setups = [dataclasses.replace(SETUP, remat=remat) for remat in needs]
 
     def measure(setup):
-        tried.append(setup.remat)
-        return dataclasses.replace(RESULT, remat=setup.remat, fits=setup.remat == "layer")
+        compiled.append(setup.remat)
+        gib = needs[setup.remat]
+        return dataclasses.replace(RESULT, remat=setup.remat, gib_per_chip=gib, fits=gib <= 95.73)
 
     monkeypatch.setattr(check_fit, "measure", measure)
-    assert check_fit.first_that_fits(setups, store).remat == "layer"
-    assert tried == ["none", "layer"]
-    assert not check_fit.first_that_fits(setups[:1], store).fits
-    assert tried == ["none", "layer"]  # that it does not fit is remembered as well
+    for _ in range(2):  # the second time from the store
+        result = check_fit.best_that_fits(setups, store)
+        assert (result.remat, result.fits) == (taken, needs[taken] <= 95.73)
+        assert compiled == list(needs)[:tried]
 
 
 def test_the_tables_say_what_fits_and_what_stays_on_a_chip():
