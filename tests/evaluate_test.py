@@ -375,7 +375,7 @@ def test_small_groups_fill_the_room_that_a_large_one_had(tmp_path: Path):
 CONFIG = ConfigDict(
     {
         "seed": 0,
-        "policy": {"checkpoint": ""},
+        "policy": {"checkpoint": "", "keep_thinking": "all"},
         "router": {"selector": "vote", "weight": "linear"},
         "rollout": {"concurrency": 20},
         "evaluation": {

@@ -60,7 +60,11 @@ def settings(**changes: int) -> ConfigDict:
         "rounds": 3, "parents": 2, "directions": 7, "children": 1, "tasks": TRAIN,
         "validation_tasks": VALIDATION, "attempts": 1,
     }  # fmt: skip
-    rest = {"seed": 0, "policy": {"checkpoint": ""}, "rollout": {"concurrency": 20}}
+    rest = {
+        "seed": 0,
+        "policy": {"checkpoint": "", "keep_thinking": "all"},
+        "rollout": {"concurrency": 20},
+    }
     return ConfigDict({**rest, "evolve": evolution | changes})
 
 
