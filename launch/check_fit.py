@@ -81,6 +81,9 @@ def main(argv: Sequence[str]) -> int:
     cells = SWEEP if flag.sweep else GATE if not any(chosen[0]) else chosen
     for cell in cells:
         check_cell(*cell)
+    devices(
+        cells[0][1]
+    )  # without libtpu there is one sentence, before anything asks for more of it
     store = Store(Path(flag.cache), sources())
     table = []
     for number, (model, topology, tokens) in enumerate(cells, 1):

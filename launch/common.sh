@@ -208,7 +208,7 @@ ensure_venv() {
 }
 
 # keep_memory: on a CPU, XLA takes the memory of a program anew at each call. glibc then keeps what
-# is freed, and no page is cleared twice: training on the CPU is a tenth faster.
+# is freed, and no page is cleared twice: a tenth of forward and backward in tests/bench/model.py.
 keep_memory() {
   export MALLOC_ARENA_MAX=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1000000000000
 }

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from harness_s_jax.learner.scores import token_scores
 from harness_s_jax.model.config import Qwen35Config
-from harness_s_jax.model.qwen3_5 import Remat
+from harness_s_jax.model.remat import Remat
 from harness_s_jax.types import PackedRows
 
 

@@ -11,12 +11,14 @@ from jax.sharding import Mesh
 
 from harness_s_jax.model import qwen3_5
 from harness_s_jax.model.config import Qwen35Config
+from harness_s_jax.model.remat import Remat
 from harness_s_jax.model.shard import constrain
 from harness_s_jax.types import PackedRows
 
 # Numbers of one chunk's logits for each row: 2^27 are 512 MiB in float32. With a row a device, as
 # many on each device.
 CHUNK_LOGITS = 1 << 27
+MASKED = -1e30  # finite: exp of it is exactly 0, and 0 times it is 0
 
 
 def token_scores(
@@ -25,7 +27,7 @@ def token_scores(
     rows: PackedRows,
     *,
     vocab_size: int,
-    remat: qwen3_5.Remat = "none",
+    remat: Remat = "none",
     mesh: Mesh | None = None,
     sums: Any | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -132,9 +134,6 @@ def _logits(hidden_BID, head_DV, temperature_BI, vocab_size, mesh):
         return logits_BIV
     known_V = jnp.arange(head_DV.shape[-1]) < vocab_size
     return jnp.where(known_V, logits_BIV, MASKED)
-
-
-MASKED = -1e30  # finite: exp of it is exactly 0, and 0 times it is 0
 
 
 def _chunks(hidden_BTD, head_DV):

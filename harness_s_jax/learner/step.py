@@ -22,7 +22,7 @@ from harness_s_jax.learner import advantage as advantages
 from harness_s_jax.learner.loss import Clip, Sums, policy_loss
 from harness_s_jax.model import shard
 from harness_s_jax.model.config import Qwen35Config
-from harness_s_jax.model.qwen3_5 import Remat
+from harness_s_jax.model.remat import Remat
 from harness_s_jax.types import PackedRows, TrainBatch
 
 

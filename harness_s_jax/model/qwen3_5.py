@@ -27,7 +27,6 @@ from harness_s_jax.model.shard import constrain, gathered
 __all__ = [
     "Cache",
     "Params",
-    "Remat",
     "decode",
     "forward",
     "init_cache",
@@ -95,10 +94,9 @@ def forward(
         h_BTD = place("B__", attention.rms_norm(x_BTD, p[norm], config.rms_norm_eps))
         return x_BTD + place("BTD", mixer(p, h_BTD))
 
+    layers = [(functools.partial(_linear_layer, j), linear_mixer) for j in range(LINEAR_PER_BLOCK)]
     parts = []
-    for of, mixer in [
-        (functools.partial(_linear_layer, j), linear_mixer) for j in range(LINEAR_PER_BLOCK)
-    ] + [(_full_layer, full_mixer)]:
+    for of, mixer in (*layers, (_full_layer, full_mixer)):
         parts.append(functools.partial(half, of, mixer, "norm_in_D"))
         parts.append(functools.partial(half, of, _mlp, "norm_mlp_D"))
 

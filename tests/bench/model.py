@@ -41,6 +41,7 @@ from harness_s_jax.learner.scores import token_scores
 from harness_s_jax.model import hf_io, qwen3_5
 from harness_s_jax.model.config import PRESETS, Qwen35Config
 from harness_s_jax.model.params import Params, num_params
+from harness_s_jax.model.remat import Remat
 from harness_s_jax.types import PackedRows
 
 CONFIG = Qwen35Config(
@@ -304,7 +305,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, help="5, with --small 1")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--remat", choices=typing.get_args(qwen3_5.Remat), default="block")
+    parser.add_argument("--remat", choices=typing.get_args(Remat), default="block")
     parser.add_argument("--peer_python", help="of an environment with torch and transformers")
     parser.add_argument("--small", action="store_true", help="a tiny config: does it all work?")
     options = parser.parse_args()
