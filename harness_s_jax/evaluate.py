@@ -124,13 +124,13 @@ def stage(config: Any, workdir: Path, say: Say) -> None:
         folder.mkdir(exist_ok=True)
         policies = [("warmstart", parts.stored.params)]
         if (workdir / "trained").exists():
-            trained = read_policy(workdir / "trained", config.policy.keep_thinking)
+            trained = read_policy(workdir / "trained", config.policy.keep_thinking, parts.mesh)
             policies.append(("trained", trained.params))
         else:
             say("evaluate: there is no trained policy here (--stages=train makes it)")
         choices: dict[str, runs.Choices] = {}
         for version, (name, params) in enumerate(policies):
-            parts.engine.load(params, version)
+            parts.engine.load(parts.copy(params), version)
             choices[name] = choose_on_validation(config, parts, folder, name, say)
             records = attempt_test(config, parts, folder, name, choices[name], say)
             for condition in runs.CONDITIONS:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from jax.sharding import Mesh
 
 from harness_s_jax.config import ConfigError
 from harness_s_jax.envs.base import Environment
 from harness_s_jax.envs.miniworld.world import MiniWorldEnvironment
 from harness_s_jax.harness.loop import Limits
 from harness_s_jax.harness.spec import POOL, HarnessSpec, load_pool
+from harness_s_jax.model import shard
 from harness_s_jax.model.policy import StoredPolicy, load_policy
 from harness_s_jax.model.template import KeepThinking
 from harness_s_jax.rollout.attempt import Setting
@@ -22,7 +26,9 @@ from harness_s_jax.sampler.engine import Engine
 class Parts:
     """The policy as stored, its sampler, the harnesses and the task set."""
 
+    mesh: Mesh  # all devices; the stored parameters are sharded over it
     stored: StoredPolicy
+    copy: Callable[[Any], Any]  # parameters over the mesh -> the sampler's own
     engine: Engine
     setting: Setting
     h0: HarnessSpec
@@ -38,10 +44,10 @@ class Parts:
         return {spec.id: spec for spec in (self.h0, *self.siblings)}
 
 
-def read_policy(directory: Path, keep_thinking: KeepThinking) -> StoredPolicy:
+def read_policy(directory: Path, keep_thinking: KeepThinking, mesh: Mesh) -> StoredPolicy:
     """Raises ConfigError with a sentence if the policy there cannot be used."""
     try:
-        return load_policy(directory, keep_thinking)
+        return load_policy(directory, keep_thinking, mesh)
     except (OSError, ValueError) as e:
         raise ConfigError(f"cannot use the policy in {directory}: {e}") from None
 
@@ -64,9 +70,11 @@ def assemble(
         h0, siblings = load_pool(pool)
     except (OSError, ValueError) as e:
         raise ConfigError(f"cannot use the pool in {pool}: {e}") from None
-    stored = read_policy(directory, config.policy.keep_thinking)
+    mesh = shard.make_mesh()
+    stored = read_policy(directory, config.policy.keep_thinking, mesh)
+    copy = functools.partial(shard.local_copy, mesh, dtype=stored.config.dtype)
     engine = Engine(
-        stored.params,
+        copy(stored.params),
         stored.config,
         vocab_size=stored.template.vocab_size,
         stop_ids=stored.template.stop_ids,
@@ -85,4 +93,4 @@ def assemble(
         infra_retries=config.rollout.infra_retries,
         deadline_s=config.rollout.deadline_s,
     )
-    return Parts(stored, engine, setting, h0, siblings)
+    return Parts(mesh, stored, copy, engine, setting, h0, siblings)

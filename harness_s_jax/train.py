@@ -25,7 +25,7 @@ from harness_s_jax.config import ConfigError
 from harness_s_jax.envs.miniworld.families import RARE
 from harness_s_jax.learner import step as learning
 from harness_s_jax.learner.checkpoint import checkpoints
-from harness_s_jax.model import hf_io, shard
+from harness_s_jax.model import hf_io
 from harness_s_jax.model.policy import policy_directory
 from harness_s_jax.parts import Parts, assemble, pool_directory
 from harness_s_jax.rescue import Wanted, read_decisions, rescue, route, training_group
@@ -76,14 +76,13 @@ def train(config: Any, workdir: Path, say: Say) -> None:
         reanchor.starts_stage, steps=steps, stages=config.anchor.stages
     )
 
-    mesh = shard.make_mesh()
     hyper = learning.Hyper(**config.learner.hyper)
-    state = learning.init_state(parts.stored.params, hyper, mesh)
+    state = learning.init_state(parts.stored.params, hyper, parts.mesh)
     learner = learning.build(
         state,
         parts.stored.config,
         hyper,
-        mesh,
+        parts.mesh,
         learning.Shapes(
             vocab_size=parts.stored.template.vocab_size,
             attempts=config.train.tasks * attempts,
@@ -92,7 +91,6 @@ def train(config: Any, workdir: Path, say: Say) -> None:
             remat=config.learner.remat,
         ),
     )
-    copy = functools.partial(shard.local_copy, mesh, dtype=parts.stored.config.dtype)
     say(
         f"train: the learner's {learner.compiled} programs compiled in "
         f"{learner.compile_seconds:.1f} s"
@@ -105,7 +103,7 @@ def train(config: Any, workdir: Path, say: Say) -> None:
             cost = host["cost"]
             say(f"train: goes on after step {done} of {steps}")
         metrics.rewind(workdir, "train", done or -1)
-        parts.engine.load(copy(state.params), done)
+        parts.engine.load(parts.copy(state.params), done)
         run = functools.partial(run_counted, config, parts, cost)
         log = workdir / "decisions.jsonl"
         logged = read_decisions(log)
@@ -156,7 +154,7 @@ def train(config: Any, workdir: Path, say: Say) -> None:
             )
             state, report = learning.update(learner, state, batch)
             require_finite(report, step)
-            parts.engine.load(copy(state.params), step)
+            parts.engine.load(parts.copy(state.params), step)
             clock.lap("update")
 
             values = report | step_facts(initial, rescued, replaced, groups)
@@ -169,7 +167,7 @@ def train(config: Any, workdir: Path, say: Say) -> None:
             if step % config.train.save_every == 0 or step == steps:
                 saved.save(step, state, {"cost": cost})
 
-    hf_io.save(workdir / "trained", parts.stored.config, copy(state.params), source=directory)
+    hf_io.save(workdir / "trained", parts.stored.config, parts.copy(state.params), source=directory)
 
 
 # --- sampling ------------------------------------------------------------------------------------

@@ -408,7 +408,9 @@ class Stage:
         self.engine, self.policy = Loaded(), Actor()
         monkeypatch.setattr(evaluate, "assemble", self._assemble)
         monkeypatch.setattr(
-            evaluate, "read_policy", lambda directory, _: SimpleNamespace(params=directory.name)
+            evaluate,
+            "read_policy",
+            lambda directory, _, mesh: SimpleNamespace(params=directory.name),
         )
 
     def _assemble(self, config, directory: Path, stage: str, say, pool: Path) -> Parts:
@@ -416,7 +418,8 @@ class Stage:
             MiniWorldEnvironment(), self.policy, Bytes(), PLAN.limits, infra_retries=0,
             deadline_s=60.0,
         )  # fmt: skip
-        return Parts(SimpleNamespace(params="stored"), self.engine, setting, H0, SIBLINGS)
+        stored = SimpleNamespace(params="stored")
+        return Parts(None, stored, lambda params: params, self.engine, setting, H0, SIBLINGS)
 
     def __call__(self, policy: Actor | None = None) -> dict:
         self.policy = policy or Actor()

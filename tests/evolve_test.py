@@ -130,7 +130,8 @@ class Stage:
         setting = Setting(
             self.environment, self.policy, Bytes(), limits, infra_retries=1, deadline_s=60.0
         )
-        return Parts(SimpleNamespace(template=Bytes()), None, setting, H0, SIBLINGS)
+        stored = SimpleNamespace(template=Bytes())
+        return Parts(None, stored, lambda params: params, None, setting, H0, SIBLINGS)
 
     async def _attempt(
         self, spec: HarnessSpec, task: Task, key: AttemptKey, setting: Setting

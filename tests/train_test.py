@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from harness_s_jax.envs.miniworld.world import MiniWorldEnvironment
 from harness_s_jax.harness.loop import Limits
 from harness_s_jax.harness.spec import load_pool
 from harness_s_jax.learner import step as learning
+from harness_s_jax.model import hf_io
 from harness_s_jax.model.policy import SHIPPED, load_policy
 from harness_s_jax.rollout import group as groups
 from harness_s_jax.rollout.attempt import Setting
@@ -206,6 +208,37 @@ def test_training_ends_with_another_policy_and_compiles_before_it_steps(runs):
     assert run.lines[1]["learner/logp_gap_max"] < 1e-3  # the learner reads what the sampler drew
     assert run.watch.compiled == []  # contract 5
     assert len(run.decisions) > STEPS  # or the tests below say little
+
+
+@pytest.mark.stack
+def test_a_bfloat16_policy_trains_from_float32_masters(tmp_path: Path):
+    """As a published checkpoint does: masters are float32, what is computed and saved is not."""
+    stored = load_policy(SHIPPED)
+    low = dataclasses.replace(stored.config, dtype="bfloat16")
+    hf_io.save(tmp_path / "low", low, stored.params, source=SHIPPED)
+    config = small("harness_s")
+    with config.unlocked():
+        config.policy.checkpoint = str(tmp_path / "low")
+    (tmp_path / "run").mkdir()
+    states: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        update = learning.update
+
+        def kept(learner: Any, state: Any, batch: Any) -> Any:
+            states.append(jax.tree.map(lambda x: x.dtype.name, state))
+            return update(learner, state, batch)
+
+        patch.setattr(learning, "update", kept)
+        run = trained(config, tmp_path / "run")
+    assert len(states) == STEPS
+    assert {name for state in states for name in jax.tree.leaves(state)} == {"float32", "int32"}
+    assert run.lines[1]["learner/updated"] == 1.0
+    # One model in two programs of bfloat16, which keeps 8 bits of a number.
+    assert 0 < run.lines[1]["learner/logp_gap_max"] < 0.5
+    assert abs(run.lines[1]["learner/kl_to_sampler"]) < 1e-2
+    config, params = hf_io.load(run.workdir / "trained")
+    assert config == low
+    assert {x.dtype.name for x in jax.tree.leaves(params)} == {"bfloat16", "float32"}
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -70,12 +70,19 @@ class Learner:
 
 
 def init_state(params: Any, hyper: Hyper, mesh: Mesh) -> State:
-    """A fresh optimizer beside a copy of the parameters, both sharded."""
+    """A fresh optimizer beside the parameters, both sharded.
+
+    Parameters that are jax arrays are taken over: the first update donates them. Numpy's are copied.
+    """
     state = State(params, jax.eval_shape(hyper.optimizer().init, params))
     places = shard.shardings(mesh, state)
-    placed = jax.tree.map(lambda x, place: jax.device_put(np.array(x), place), params, places[0])
-    start = jax.jit(hyper.optimizer().init, out_shardings=places[1])
-    return State(placed, start(placed))
+
+    def placed(x: Any, place: Any) -> jax.Array:
+        # On a CPU an array of numpy's may otherwise be used, and then donated, where it lies.
+        return jax.device_put(x if isinstance(x, jax.Array) else np.array(x), place)
+
+    own = jax.tree.map(placed, params, places.params)
+    return State(own, jax.jit(hyper.optimizer().init, out_shardings=places.opt_state)(own))
 
 
 @dataclass(frozen=True)

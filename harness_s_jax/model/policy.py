@@ -5,11 +5,14 @@ With a tokenizer.model (SentencePiece) it is an embedded policy, else a publishe
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness_s_jax.model import hf_io
+from jax.sharding import Mesh
+
+from harness_s_jax.model import hf_io, shard
 from harness_s_jax.model.config import Qwen35Config
 from harness_s_jax.model.safetensors_file import written_aside
 from harness_s_jax.model.template import (
@@ -26,7 +29,7 @@ SHIPPED = Path(__file__).parents[1] / "assets" / "miniworld_policy"  # the warm-
 
 @dataclass(frozen=True)
 class StoredPolicy:
-    """Sizes, parameters (numpy arrays in the model's layout) and the chat template."""
+    """Sizes, float32 parameters in the model's layout, and the chat template."""
 
     config: Qwen35Config
     params: Any
@@ -41,10 +44,19 @@ def policy_directory(workdir: Path, checkpoint: str) -> Path:
     return Path(checkpoint) if checkpoint else SHIPPED
 
 
-def load_policy(directory: Path, keep_thinking: KeepThinking = "all") -> StoredPolicy:
-    """Raises ValueError or OSError with a sentence that names what is missing or wrong."""
+def load_policy(
+    directory: Path, keep_thinking: KeepThinking = "all", mesh: Mesh | None = None
+) -> StoredPolicy:
+    """A policy whose parameters are the learner's masters: float32 whatever the file's dtype.
+
+    With a mesh they are sharded over it, and no host ever holds them all; without one they are
+    numpy arrays. The sampler gets a copy of them in config.dtype (`shard.local_copy`).
+
+    Raises ValueError or OSError with a sentence that names what is missing or wrong.
+    """
     template = load_template(directory, keep_thinking)
-    return StoredPolicy(*hf_io.load(directory), template)
+    place = functools.partial(shard.sharding_of, mesh) if mesh is not None else None
+    return StoredPolicy(*hf_io.load(directory, place, dtype="float32"), template)
 
 
 def load_template(directory: Path, keep_thinking: KeepThinking) -> ChatTemplate:

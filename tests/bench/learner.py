@@ -17,7 +17,6 @@ import jax
 from experiments import appworld_4b
 from harness_s_jax import batch as batching
 from harness_s_jax.learner import step as learning
-from harness_s_jax.model import shard
 from harness_s_jax.model.policy import SHIPPED
 from harness_s_jax.parts import assemble
 from harness_s_jax.rollout.group import Job, Phase, run_groups
@@ -62,11 +61,10 @@ def main() -> None:
     groups = asyncio.run(run_groups(jobs, phase, parts.setting, concurrency=96))
     groups = [g for g in groups if len({t.reward for t in g.trajectories}) > 1][: options.tasks]
 
-    mesh = shard.make_mesh()
     hyper = learning.Hyper(**config.learner.hyper)
-    state = learning.init_state(parts.stored.params, hyper, mesh)
+    state = learning.init_state(parts.stored.params, hyper, parts.mesh)
     learner = learning.build(
-        state, parts.stored.config, hyper, mesh,
+        state, parts.stored.config, hyper, parts.mesh,
         learning.Shapes(
             vocab_size=parts.stored.template.vocab_size, attempts=options.tasks * attempts,
             micro_rows=options.micro_rows, row_tokens=options.row_tokens,
