@@ -72,7 +72,8 @@ class Learner:
 def init_state(params: Any, hyper: Hyper, mesh: Mesh) -> State:
     """A fresh optimizer beside the parameters, both sharded.
 
-    Parameters that are jax arrays are taken over: the first update donates them. Numpy's are copied.
+    Parameters that are jax arrays are taken over, for the first update to donate; numpy's are
+    copied.
     """
     state = State(params, jax.eval_shape(hyper.optimizer().init, params))
     places = shard.shardings(mesh, state)
