@@ -53,6 +53,7 @@ def debug() -> ConfigDict:
                 "validation_tasks": 80,
                 "validation_attempts": 1,
                 "save_every": 10,  # steps between checkpoints
+                "keep": 2,  # checkpoints
             },
             "evolve": {
                 "rounds": 3,
@@ -77,16 +78,28 @@ def debug() -> ConfigDict:
                 "row_tokens": 256,  # whole contexts are packed into rows
                 "micro_rows": 8,  # rows of one forward and backward pass
                 "remat": "none",  # what the gradient recomputes; or block, layer, nested
+                "tensor": 1,  # devices that share each layer (model/shard.py)
+                "long_segments": "refuse",  # longer than a row; or cut, at the end of a turn
+                "max_skipped": 3,  # updates in a row that are not finite, then the run stops
                 "hyper": {
                     "learning_rate": 3e-4,
                     "warmup_updates": 5,
                     "weight_decay": 0.0,
                     "max_grad_norm": 1.0,
-                    "clip_low": 0.2,
-                    "clip_high": 0.2,
+                    "baseline": "mean",  # of the group's rewards; or leave_one_out
                     "std": "population",  # over which advantages are scaled; or sample, none
                     "eps": 1e-4,
+                },
+                "objective": {  # learner/loss.py says what each choice is
+                    "clip_low": 0.2,
+                    "clip_high": 0.2,
+                    "ratio": "token",  # or sequence
+                    "correction": "none",  # of what sampler and learner differ by; truncate, mask
+                    "correction_low": 0.5,
+                    "correction_high": 2.0,
                     "aggregation": "token",  # every token weighs alike; or every attempt
+                    "kl": 0.0,  # weight of the penalty to the policy that training began with
+                    "kl_estimator": "k2",  # or k3
                 },
             },
             "evaluation": {
@@ -97,7 +110,12 @@ def debug() -> ConfigDict:
             },
             "limits": {"context_tokens": 256, "turn_tokens": 96, "temperature": 1.0},
             "sampler": {"slots": 64, "prefill_rows": 16, "prefill_chunk": 16, "decode_steps": 8},
-            "rollout": {"concurrency": 96, "infra_retries": 2, "deadline_s": 600.0},
+            "rollout": {
+                "concurrency": 96,
+                "infra_retries": 2,
+                "deadline_s": 600.0,  # of one try at a task
+                "phase_s": 7200.0,  # of all attempts of a phase; what is not over then is lost
+            },
         }
     )
 

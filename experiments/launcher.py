@@ -18,11 +18,13 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from harness_s_jax import config as configs
+from harness_s_jax.hosts import HostError, Hosts, join
 
 Say = Callable[[str], None]
 Stage = Callable[[Any, Path, Say], None]
 # What this version has of the environments.
 ENVIRONMENTS = ("miniworld",)
+STAGE_S = 7 * 86400.0  # what the first host may take for a stage that the others wait for
 
 
 class Refusal(Exception):
@@ -43,13 +45,20 @@ def main(file: str, stages: Mapping[str, Stage], choose: Callable[[], tuple[str,
     path = os.path.relpath(file)
     try:
         config, workdir, chosen = _read_flags(path, list(stages), choose)
-        _prepare(config, workdir)
-        with _alone(workdir):
+        hosts = Hosts(STAGE_S)
+        if hosts.first:
+            _prepare(config, workdir)
+        with _alone(workdir) if hosts.first else contextlib.nullcontext():
+            hosts.share("prepared")
             for name in chosen:
                 started = time.monotonic()
-                stages[name](config, workdir, say)
-                say(f"{name}: {time.monotonic() - started:.1f} s")
-    except (Refusal, configs.ConfigError) as e:
+                # Training is a job of all hosts; the other stages are the first one's.
+                if hosts.first or name == "train":
+                    stages[name](config, workdir, say if hosts.first else _silent)
+                hosts.share(name)
+                if hosts.first:
+                    say(f"{name}: {time.monotonic() - started:.1f} s")
+    except (Refusal, configs.ConfigError, HostError) as e:
         print(f"{Path(path).stem}: {e}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
@@ -68,6 +77,10 @@ def _alone(workdir: Path) -> Iterator[None]:
                 f"{workdir} is in use by another process; wait for it or give another --workdir"
             ) from None
         yield
+
+
+def _silent(line: str) -> None:
+    """What hosts but the first say."""
 
 
 def choose_variant() -> tuple[str, str]:
@@ -98,6 +111,7 @@ def _read_flags(
     if {"--help", "-help", "-h"} & set(arguments):
         say(_help(name, stages, _load(given or path)))
         sys.exit(0)
+    join("--distributed" in arguments)  # before anything else of jax
     variant, reason = ("", "") if given else choose()
     config = _load(given or f"{path}:{variant}")
     workdir, chosen = _parse(arguments, config, stages)
@@ -169,6 +183,7 @@ def _parse(arguments: list[str], config: ConfigDict, stages: list[str]) -> tuple
     values = flags.FlagValues()
     flags.DEFINE_string("workdir", None, "", flag_values=values)
     flags.DEFINE_list("stages", stages, "", flag_values=values)
+    flags.DEFINE_bool("distributed", False, "", flag_values=values)
     try:
         config_flags.DEFINE_config_dict(
             "config", config, flag_values=values, lock_config=True, sys_argv=arguments
@@ -210,6 +225,8 @@ _FLAGS = {
     "workdir": "where everything is written (otherwise runs/NAME-VARIANT); the same command on it "
     "goes on where it stopped",
     "stages": "what to run of STAGES, with commas; it runs in this order",
+    "distributed": "one of several processes, on a TPU pod, Slurm or GKE; elsewhere start each "
+    "with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
     "help": "shows this",
 }
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 
-from harness_s_jax.types import Group, Outcome, PackedRows, Segment, TrainBatch
+from harness_s_jax.types import (
+    Group,
+    Outcome,
+    Packed,
+    PackedRows,
+    Segment,
+    TrainBatch,
+)
+
+LongSegments = Literal["refuse", "cut"]
 
 
 def pack_rows(segments: Sequence[Segment], row_tokens: int) -> list[list[int]]:
@@ -22,7 +33,10 @@ def pack_rows(segments: Sequence[Segment], row_tokens: int) -> list[list[int]]:
     for i in sorted(range(len(segments)), key=lambda i: -len(segments[i].ids_T)):
         length = len(segments[i].ids_T)
         if length > row_tokens:
-            raise ValueError(f"got a segment of {length} tokens; rows hold {row_tokens}")
+            raise ValueError(
+                f"got a segment of {length} tokens; rows hold {row_tokens}: give longer rows "
+                f"(config.learner.row_tokens) or cut it (config.learner.long_segments)"
+            )
         row = next((r for r, free in enumerate(room) if free >= length), len(rows))
         if row == len(rows):
             rows.append([])
@@ -65,12 +79,35 @@ def lay_out(
     return packed
 
 
+def cut(segment: Segment, row_tokens: int) -> Segment | None:
+    """The segment up to the end of the last turn that fits a row; None if none does.
+
+    What is cut off cannot be trained on: no row holds the context that drew it.
+    """
+    if len(segment.ids_T) <= row_tokens:
+        return segment
+    sampled_T = segment.sampled_T
+    ends = np.flatnonzero(sampled_T[:-1] & ~sampled_T[1:]) + 1
+    fitting = ends[ends <= row_tokens]
+    if not len(fitting):
+        return None
+    arrays = {field.name: getattr(segment, field.name) for field in dataclasses.fields(segment)}
+    return Segment(**{name: x_T[: fitting[-1]] for name, x_T in arrays.items()})
+
+
 def train_batch(
-    groups: Sequence[Group], *, attempts: int, row_tokens: int, micro_rows: int
+    groups: Sequence[Group],
+    *,
+    attempts: int,
+    row_tokens: int,
+    micro_rows: int,
+    long_segments: LongSegments = "refuse",
 ) -> TrainBatch:
     """The batch of one update, from the groups to train on, in order of their ids.
 
-    `attempts` is A, the number of attempts the batch has places for, whatever the groups hold.
+    `attempts` is A, the number of attempts the batch has places for, whatever the groups hold. An
+    attempt that another host ran has its place in the arrays over A, and its rows and tokens there;
+    `agreed` puts the hosts' batches together. A segment longer than a row is refused or `cut`.
 
     Raises:
       ValueError: the groups hold more attempts, two have one id, or a segment is longer than a row.
@@ -81,29 +118,65 @@ def train_batch(
     members = [(g, t) for g, group in enumerate(groups) for t in group.trajectories]
     if len(members) > attempts:
         raise ValueError(f"got {len(members)} attempts; the batch has places for {attempts}")
-    batch = TrainBatch(
-        rows=(),
-        reward_A=np.zeros(attempts, np.float32),
-        group_A=np.full(attempts, -1, np.int32),
-        tokens_A=np.zeros(attempts, np.int32),
-    )
-    rewards: list[set[float]] = [set() for _ in groups]
+    reward_A, group_A = np.zeros(attempts, np.float32), np.full(attempts, -1, np.int32)
+    rewards: dict[int, set[float]] = {}
     for a, (g, trajectory) in enumerate(members):
         if trajectory.outcome != Outcome.INFRA:
-            batch.reward_A[a] = trajectory.reward
-            batch.group_A[a] = g
-            batch.tokens_A[a] = trajectory.sampled_tokens
-            rewards[g].add(trajectory.reward)
-    taught = [
-        (segment, a)
-        for a, (g, trajectory) in enumerate(members)
-        if batch.group_A[a] >= 0 and len(rewards[g]) > 1
-        for segment in trajectory.segments
-    ]
+            reward_A[a], group_A[a] = trajectory.reward, g
+            rewards.setdefault(g, set()).add(trajectory.reward)
+    tokens_A, taught = np.zeros(attempts, np.int32), []
+    cut_tokens = 0
+    for a, (g, trajectory) in enumerate(members):
+        if group_A[a] < 0:
+            continue
+        for whole in trajectory.segments:
+            segment = cut(whole, row_tokens) if long_segments == "cut" else whole
+            kept = 0 if segment is None else int(segment.sampled_T.sum())
+            tokens_A[a] += kept
+            if segment is not None and len(rewards[g]) > 1:
+                taught.append((segment, a))
+                cut_tokens += int(whole.sampled_T.sum()) - kept
     segments, owners = [s for s, _ in taught], [a for _, a in taught]
     packed = pack_rows(segments, row_tokens)
     rows = tuple(
         lay_out(segments, owners, packed[start : start + micro_rows], row_tokens, micro_rows)
         for start in range(0, len(packed), micro_rows)
     )
-    return TrainBatch(rows, batch.reward_A, batch.group_A, batch.tokens_A)
+    return TrainBatch(rows, reward_A, group_A, tokens_A, _facts(segments, cut_tokens))
+
+
+def _facts(segments: Sequence[Segment], cut_tokens: int) -> Packed:
+    versions = [s.weight_version_T[s.sampled_T] for s in segments if s.sampled_T.any()]
+    return Packed(
+        lengths=tuple(len(s.ids_T) for s in segments),
+        trained_tokens=sum(int(s.sampled_T.sum()) for s in segments),
+        cut_tokens=cut_tokens,
+        oldest_version=min((int(v.min()) for v in versions), default=None),
+    )
+
+
+def to_agree_on(batch: TrainBatch) -> dict[str, Any]:
+    """What the other hosts have to know of a host's batch, as plain data."""
+    tokens = {"tokens": batch.tokens_A.tolist(), "micro_batches": len(batch.rows)}
+    return tokens | dataclasses.asdict(batch.packed)
+
+
+def agreed(
+    batch: TrainBatch, all_hosts: Sequence[dict[str, Any]], *, row_tokens: int, micro_rows: int
+) -> TrainBatch:
+    """This host's batch as part of the one of all hosts (contract 9f): one count of tokens, and as
+    many micro-batches everywhere, the last of them empty where there is less to do."""
+    most = max(host["micro_batches"] for host in all_hosts)
+    empty = (PackedRows.empty(micro_rows, row_tokens),) * (most - len(batch.rows))
+    versions = [v for host in all_hosts if (v := host["oldest_version"]) is not None]
+    return dataclasses.replace(
+        batch,
+        rows=batch.rows + empty,
+        tokens_A=np.sum([host["tokens"] for host in all_hosts], axis=0, dtype=np.int32),
+        packed=Packed(
+            lengths=tuple(n for host in all_hosts for n in host["lengths"]),
+            trained_tokens=sum(host["trained_tokens"] for host in all_hosts),
+            cut_tokens=sum(host["cut_tokens"] for host in all_hosts),
+            oldest_version=min(versions, default=None),
+        ),
+    )

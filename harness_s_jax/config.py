@@ -85,6 +85,7 @@ _RANGES: dict[str, tuple[float | None, float | None]] = {
     "train.validation_tasks": (1, 400),
     "train.validation_attempts": (1, 1000),
     "train.save_every": (1, None),
+    "train.keep": (1, None),
     "evolve.rounds": (1, 100),
     "evolve.parents": (1, 1000),
     "evolve.directions": (1, 7),
@@ -102,9 +103,14 @@ _RANGES: dict[str, tuple[float | None, float | None]] = {
     "learner.hyper.warmup_updates": (1, None),
     "learner.hyper.weight_decay": (0.0, 1.0),
     "learner.hyper.max_grad_norm": (1e-6, 1e9),
-    "learner.hyper.clip_low": (0.0, 1.0),
-    "learner.hyper.clip_high": (0.0, 1e9),
     "learner.hyper.eps": (0.0, 1.0),
+    "learner.max_skipped": (1, None),
+    "learner.tensor": (1, None),
+    "learner.objective.clip_low": (0.0, 1.0),
+    "learner.objective.clip_high": (0.0, 1e9),
+    "learner.objective.correction_low": (0.0, 1.0),
+    "learner.objective.correction_high": (1.0, 1e9),
+    "learner.objective.kl": (0.0, 1e9),
     "limits.context_tokens": (16, None),
     "limits.turn_tokens": (1, None),
     "limits.temperature": (0.0, 10.0),
@@ -115,6 +121,7 @@ _RANGES: dict[str, tuple[float | None, float | None]] = {
     "rollout.concurrency": (1, None),
     "rollout.infra_retries": (0, 100),
     "rollout.deadline_s": (0.001, 1e9),
+    "rollout.phase_s": (0.001, 1e9),
 }
 _CHOICES = {
     "variant": ("debug", "paper"),
@@ -127,13 +134,15 @@ _CHOICES = {
     "policy.keep_thinking": ("all", "official"),
     "learner.remat": ("none", "block", "layer", "nested"),
     "learner.hyper.std": ("population", "sample", "none"),
-    "learner.hyper.aggregation": ("token", "attempt"),
+    "learner.hyper.baseline": ("mean", "leave_one_out"),
+    "learner.long_segments": ("refuse", "cut"),
+    "learner.objective.aggregation": ("token", "attempt"),
+    "learner.objective.ratio": ("token", "sequence"),
+    "learner.objective.correction": ("none", "truncate", "mask"),
+    "learner.objective.kl_estimator": ("k2", "k3"),
 }
 # (key, key that must be at least as large, why)
-_ORDERS = (
-    ("limits.context_tokens", "learner.row_tokens", "a row must hold a whole context"),
-    ("train.tasks", "train.task_pool", "a step draws its tasks from the pool"),
-)
+_ORDERS = (("train.tasks", "train.task_pool", "a step draws its tasks from the pool"),)
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -160,7 +169,12 @@ def check(config: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"got {flat[key]!r} for config.{key}; it must be one of {', '.join(choices)}"
             )
-    for small, large, why in _ORDERS:
+    orders = list(_ORDERS)
+    if flat.get("learner.long_segments") != "cut":
+        orders.append(
+            ("limits.context_tokens", "learner.row_tokens", "a row must hold a whole context")
+        )
+    for small, large, why in orders:
         if small in flat and large in flat and flat[small] > flat[large]:
             raise ConfigError(
                 f"got {flat[small]} for config.{small} and {flat[large]} for config.{large}; "

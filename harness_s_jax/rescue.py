@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from harness_s_jax.metrics import appending, read_lines
 from harness_s_jax.rollout.group import all_failed
@@ -19,15 +20,22 @@ Logged = Mapping[tuple[int, str], Decision]  # (step, task id) -> what was decid
 
 def read_decisions(log: Path) -> Logged:
     """The decisions that earlier starts of a run have logged."""
-    return {
-        (row["step"], row["task"]): Decision(
-            row["task"],
-            row["chooser"],
-            tuple(row["ranking"]),
-            {voter: tuple(ranking) for voter, ranking in row["votes"].items()},
-        )
-        for row in read_lines(log)
-    }
+    return {(row["step"], row["task"]): _decision(row) for row in read_lines(log)}
+
+
+def _decision(row: Mapping[str, Any]) -> Decision:
+    votes = {voter: tuple(ranking) for voter, ranking in row["votes"].items()}
+    return Decision(row["task"], row["chooser"], tuple(row["ranking"]), votes)
+
+
+def as_plain(decisions: Mapping[str, Decision]) -> list[dict[str, Any]]:
+    """Decisions as JSON can hold them, for other hosts."""
+    return [asdict(decision) for decision in decisions.values()]
+
+
+def from_plain(rows: Sequence[dict[str, Any]]) -> dict[str, Decision]:
+    """What `as_plain` was given."""
+    return {row["task"]: _decision(row) for row in rows}
 
 
 def route(

@@ -10,113 +10,112 @@ a CPU.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from harness_s_jax import metrics
-from harness_s_jax.batch import train_batch
+from harness_s_jax.batch import agreed, to_agree_on, train_batch
 from harness_s_jax.config import ConfigError
 from harness_s_jax.envs.miniworld.families import RARE
+from harness_s_jax.hosts import Hosts
 from harness_s_jax.learner import step as learning
 from harness_s_jax.learner.checkpoint import checkpoints
+from harness_s_jax.learner.throughput import compilations, throughput
 from harness_s_jax.model import hf_io
 from harness_s_jax.model.policy import policy_directory
-from harness_s_jax.parts import Parts, assemble, pool_directory
-from harness_s_jax.rescue import Wanted, read_decisions, rescue, route, training_group
+from harness_s_jax.model.shard import make_mesh
+from harness_s_jax.parts import (
+    Parts,
+    assemble,
+    make_learner,
+    pool_directory,
+    pool_hash,
+    require_pool,
+    require_siblings,
+)
+from harness_s_jax.rescue import (
+    Wanted,
+    as_plain,
+    from_plain,
+    read_decisions,
+    rescue,
+    route,
+    training_group,
+)
 from harness_s_jax.rollout import cost as costs
+from harness_s_jax.rollout import spread
 from harness_s_jax.rollout.facts import step_facts, success
-from harness_s_jax.rollout.group import Job, Phase, all_failed, run_groups
+from harness_s_jax.rollout.group import Job, Phase, Run, all_failed, effective, run_groups
 from harness_s_jax.rollout.mixture import mixed_members
-from harness_s_jax.router import choosers, profiles, reanchor
-from harness_s_jax.router.profiles import Knowledge
-from harness_s_jax.types import Decision, Group, Task
+from harness_s_jax.router import reanchor
+from harness_s_jax.routing import anchor, choose
+from harness_s_jax.types import Group, Task, TrainBatch
 
 Say = Callable[[str], None]
-Run = Callable[[Phase, Sequence[Job]], list[Group]]
 
 
 def stage(config: Any, workdir: Path, say: Say) -> None:
     """Trains the run's policy; the result is <workdir>/trained."""
-    with metrics.stage(workdir, "train"):
+    hosts = Hosts(config.rollout.phase_s)
+    with metrics.stage(workdir, "train") if hosts.first else contextlib.nullcontext():
         if (workdir / "trained").exists():
             say("train: the trained policy is there already")
         else:
-            train(config, workdir, say)
+            train(config, workdir, hosts, say)
 
 
-def train(config: Any, workdir: Path, say: Say) -> None:
-    """The method, top to bottom.
+def train(config: Any, workdir: Path, hosts: Hosts, say: Say) -> None:
+    """The method, top to bottom. Every host of the job runs it; what is decided once, the first
+    decides, and it alone writes files.
 
     Raises:
-      ConfigError: the policy cannot be used, or an update is not finite.
+      ConfigError: the policy cannot be used, or updates are not finite.
     """
-    attempts, steps = config.train.group_size, config.train.steps
-    if jax.process_count() > 1:
-        raise ConfigError(
-            f"got {jax.process_count()} processes; this version trains with one: start one only"
-        )
+    attempts, steps, sizes = config.train.group_size, config.train.steps, config.learner
+    mesh = make_mesh(sizes.tensor)
     directory = policy_directory(workdir, config.policy.checkpoint)
-    parts = assemble(config, directory, "train", say, pool_directory(workdir))
-    distinct = {"harness_s": attempts}
-    if config.mixture.unit == "within":
-        distinct["mix_siblings"] = round(config.mixture.sibling_share * attempts)
-    if (asked := distinct.get(config.method, 0)) > len(parts.siblings):
-        raise ConfigError(
-            f"got {attempts} for config.train.group_size, which asks for {asked} distinct siblings "
-            f"in a group; the pool has {len(parts.siblings)}: lower it"
-        )
+    parts = assemble(config, directory, "train", say, pool_directory(workdir), mesh)
+    require_siblings(config, parts)
     tasks = parts.environment.tasks("train", config.train.task_pool)
     starts_stage = functools.partial(
         reanchor.starts_stage, steps=steps, stages=config.anchor.stages
     )
+    learner, state, reference = make_learner(config, parts, say)
+    packing = {"row_tokens": sizes.row_tokens, "micro_rows": sizes.micro_rows // hosts.count}
+    record = functools.partial(metrics.write, workdir, "train") if hosts.first else unrecorded
 
-    hyper = learning.Hyper(**config.learner.hyper)
-    state = learning.init_state(parts.stored.params, hyper, parts.mesh)
-    learner = learning.build(
-        state,
-        parts.stored.config,
-        hyper,
-        parts.mesh,
-        learning.Shapes(
-            vocab_size=parts.stored.template.vocab_size,
-            attempts=config.train.tasks * attempts,
-            micro_rows=config.learner.micro_rows,
-            row_tokens=config.learner.row_tokens,
-            remat=config.learner.remat,
-        ),
-    )
-    say(
-        f"train: the learner's {learner.compiled} programs compiled in "
-        f"{learner.compile_seconds:.1f} s"
-    )
-
-    with checkpoints(workdir / "checkpoints" / "train") as saved:
-        done, cost = 0, costs.no_cost()
+    with (
+        checkpoints(workdir / "checkpoints" / "train", config.train.keep) as saved,
+        compilations() as compiled,
+    ):
+        done, kept = 0, {"cost": costs.no_cost(), "skipped": 0, "pool": pool_hash(parts)}
         if (found := saved.latest(state)) is not None:
-            done, state, host = found
-            cost = host["cost"]
+            done, state, kept = found
+            require_pool(kept["pool"], parts)
             say(f"train: goes on after step {done} of {steps}")
-        metrics.rewind(workdir, "train", done or -1)
+        cost = kept["cost"]
+        if hosts.first:
+            metrics.rewind(workdir, "train", done or -1)
         parts.engine.load(parts.copy(state.params), done)
-        run = functools.partial(run_counted, config, parts, cost)
+        run = functools.partial(run_counted, config, parts, hosts, cost)
         log = workdir / "decisions.jsonl"
         logged = read_decisions(log)
         knowledge = None
         if done == 0:
             values = validate(config, parts, run)
-            metrics.write(workdir, "train", values | costs.as_metrics(cost), step=0)
+            record(values | costs.as_metrics(cost), step=0)
 
         for step in range(done + 1, steps + 1):
             clock = metrics.Clock()
             # At the boundary of a calibration stage, what the router knows is made anew.
             if config.method == "harness_s" and (knowledge is None or starts_stage(step)):
-                knowledge = anchor(config, parts, workdir, step, run)
+                knowledge = anchor(config, parts, workdir, step, run, hosts)
                 clock.lap("anchor")
 
             # The initial groups: K attempts at each task, under H0 unless a mixture is trained on.
@@ -131,10 +130,11 @@ def train(config: Any, workdir: Path, say: Say) -> None:
             if config.method in ("grpo", "mix_siblings"):
                 failed = []
             router = functools.partial(choose, config, parts, knowledge, step)
-            decisions = route(failed, router, logged, log, step)
+            routed = functools.partial(route, failed, router, logged, log, step)
+            decisions = hosts.tell(lambda routed=routed: as_plain(routed()))
             rescued, replaced = rescue(
                 failed,
-                decisions,
+                from_plain(decisions),
                 functools.partial(run_wanted, run, phase("rescue"), parts),
                 attempts,
             )
@@ -142,32 +142,38 @@ def train(config: Any, workdir: Path, say: Say) -> None:
 
             # The group that is trained on is the rescue group where there is one.
             by_task = {group.task.id: group for group in rescued}
-            kept = [training_group(g, by_task.get(g.task.id), attempts) for g in initial]
-            groups = [group for group in kept if group is not None]
+            candidates = [training_group(g, by_task.get(g.task.id), attempts) for g in initial]
+            groups = [group for group in candidates if group is not None]
 
-            # One update; the sampler goes on with its weights.
+            # One update, of every host's own rows; the samplers go on with its weights.
             batch = train_batch(
                 groups,
                 attempts=config.train.tasks * attempts,
-                row_tokens=config.learner.row_tokens,
-                micro_rows=config.learner.micro_rows,
+                long_segments=sizes.long_segments,
+                **packing,
             )
-            state, report = learning.update(learner, state, batch)
-            require_finite(report, step)
+            batch = agreed(batch, hosts.share(to_agree_on(batch)), **packing)
+            state, updated = learning.update(learner, state, batch, reference)
             parts.engine.load(parts.copy(state.params), step)
+            values = learning.report(updated)
             clock.lap("update")
+            kept["skipped"] = kept["skipped"] + 1 if values["learner/skipped"] else 0
+            require_finite(config, kept["skipped"], values, step, groups)
 
-            values = report | step_facts(initial, rescued, replaced, groups)
+            values |= step_facts(initial, rescued, replaced, groups)
+            values |= update_facts(config, parts, batch, step, clock.seconds["time/update_s"])
             if step % config.train.validate_every == 0 or step == steps:
                 values |= validate(config, parts, run)
                 clock.lap("validate")
-            values |= costs.as_metrics(cost) | clock.seconds
-            metrics.write(workdir, "train", values, step=step)
+            values |= costs.as_metrics(cost) | clock.seconds | {"programs/compiled": compiled()}
+            record(values, step=step)
             say(line(step, steps, values, clock))
             if step % config.train.save_every == 0 or step == steps:
-                saved.save(step, state, {"cost": cost})
+                saved.save(step, state, kept)
 
-    hf_io.save(workdir / "trained", parts.stored.config, parts.copy(state.params), source=directory)
+    final = parts.copy(state.params)
+    if hosts.first:
+        hf_io.save(workdir / "trained", parts.stored.config, final, source=directory)
 
 
 # --- sampling ------------------------------------------------------------------------------------
@@ -200,14 +206,19 @@ def run_wanted(run: Run, phase: Phase, parts: Parts, wanted: Sequence[Wanted]) -
 
 
 def run_counted(
-    config: Any, parts: Parts, cost: costs.Cost, phase: Phase, jobs: Sequence[Job]
+    config: Any, parts: Parts, hosts: Hosts, cost: costs.Cost, phase: Phase, jobs: Sequence[Job]
 ) -> list[Group]:
-    """Runs groups, and counts what they cost under the phase's purpose."""
+    """Runs groups, each host its share of them, and counts what they cost under the phase's
+    purpose."""
     before = parts.engine.stats.sampled_tokens
-    concurrency = config.rollout.concurrency
-    groups = asyncio.run(run_groups(jobs, phase, parts.setting, concurrency=concurrency))
+    own = spread.share_of(jobs, hosts.index, hosts.count, by_attempt=phase.purpose == "rescue")
+    limits = {"concurrency": config.rollout.concurrency, "phase_s": config.rollout.phase_s}
+    ran = asyncio.run(run_groups(list(own.values()), phase, parts.setting, **limits))
+    mine = dict(zip(own, ran, strict=True))
+    heard = hosts.share([spread.told(mine), parts.engine.stats.sampled_tokens - before])
+    groups = spread.together(jobs, phase, mine, [row for told, _ in heard for row in told])
     trajectories = [t for group in groups for t in group.trajectories]
-    costs.add(cost, phase.purpose, trajectories, parts.engine.stats.sampled_tokens - before)
+    costs.add(cost, phase.purpose, trajectories, sum(sampled for _, sampled in heard))
     return groups
 
 
@@ -225,62 +236,40 @@ def validate(config: Any, parts: Parts, run: Run) -> dict[str, float]:
     return {f"validation/h0_{name}success": success(part) for name, part in shares.items()}
 
 
-# --- routing -------------------------------------------------------------------------------------
-
-
-def anchor(config: Any, parts: Parts, workdir: Path, step: int, run: Run) -> Knowledge:
-    """Profiles of H0 and every sibling under the policy as it is: the same validation tasks, paired
-    (method C). A run that was resumed within a calibration stage reads what was found at its
-    start."""
-    schedule = (config.train.steps, config.anchor.stages)
-    u = reanchor.stage_of(step, *schedule)
-    file = workdir / "profiles" / f"stage-{u}.json"
-    tasks = parts.environment.tasks("validation", config.anchor.tasks)
-    cards = [spec.card() for spec in parts.specs.values()]
-    if not reanchor.starts_stage(step, *schedule):
-        return reanchor.load(file, cards, {task.id: task for task in tasks})
-    numbers = range(config.anchor.attempts)
-    jobs = [Job(t, dict.fromkeys(numbers, spec)) for spec in parts.specs.values() for t in tasks]
-    if config.router.selector == "random":
-        jobs = []  # it asks for no profile
-    groups = run(Phase(config.seed, "train/anchor", 0, "anchor"), jobs)
-    knowledge = profiles.build(
-        cards,
-        reanchor.outcomes_of(groups),
-        base=parts.h0.id,
-        stage=u,
-        weight_version=parts.engine.weight_version,
-    )
-    reanchor.save(file, knowledge)
-    return knowledge
-
-
-def choose(
-    config: Any, parts: Parts, knowledge: Knowledge | None, step: int, task: Task
-) -> Decision:
-    """Which harnesses a failed task is tried under; without knowledge the same budget goes to H0
-    again (H0 resampling, method D)."""
-    if knowledge is None:
-        tries = max(config.train.group_size, len(parts.siblings))  # as many as Harness-S has
-        return Decision(task.id, "h0", (parts.h0.id,) * tries)
-    candidates = [spec.id for spec in parts.siblings]
-    return choosers.choose(
-        config.router.selector, task, knowledge, candidates,
-        seed=f"{config.seed}/{step}", weight=config.router.weight,
-    )  # fmt: skip
-
-
 # --- what is told --------------------------------------------------------------------------------
 
 
-def require_finite(report: dict[str, float], step: int) -> None:
-    """Raises ConfigError before a broken update is validated, saved or sampled from."""
-    bad = [name for name, value in report.items() if not math.isfinite(value)]
-    if bad:
+def require_finite(
+    config: Any, skipped: int, values: dict[str, float], step: int, groups: Sequence[Group]
+) -> None:
+    """Raises ConfigError when too many updates in a row were skipped as not finite."""
+    if skipped >= config.learner.max_skipped:
+        bad = [name for name, value in values.items() if not math.isfinite(value)]
+        taught = [group.id for group in groups if effective(group)]
         raise ConfigError(
-            f"the update of step {step} is not finite ({', '.join(bad)}); nothing of it was saved: "
-            f"lower config.learner.hyper.learning_rate and use another --workdir"
+            f"the update of step {step} is not finite ({', '.join(bad)}), the last of {skipped} in "
+            f"a row; none was applied: lower config.learner.hyper.learning_rate and use another "
+            f"--workdir. It was on {', '.join(taught)}"
         )
+
+
+def update_facts(
+    config: Any, parts: Parts, batch: TrainBatch, step: int, seconds: float
+) -> dict[str, float]:
+    """Metrics of an update's batch and of its speed."""
+    packed, sizes = batch.packed, config.learner
+    values = {"update/micro_batches": len(batch.rows), "update/cut_tokens": packed.cut_tokens}
+    if packed.oldest_version is not None:
+        values["update/staleness"] = step - 1 - packed.oldest_version
+    places = len(batch.rows) * sizes.micro_rows * sizes.row_tokens
+    return values | throughput(
+        parts.stored.config, packed, places=places, seconds=seconds,
+        devices=list(parts.mesh.devices.flat),
+    )  # fmt: skip
+
+
+def unrecorded(values: dict[str, float], step: int) -> None:
+    """What hosts do with metrics but the first, which writes them."""
 
 
 def line(step: int, steps: int, values: dict[str, float], clock: metrics.Clock) -> str:

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -200,9 +200,16 @@ class Turn:
     effects: tuple[str, ...] = ()  # ids of the operations that fired
 
 
+class Counted(NamedTuple):
+    """What is known of an attempt's tokens away from the host that holds them."""
+
+    sampled: int
+    context: int
+
+
 @dataclass(frozen=True)
 class Trajectory:
-    """One finished attempt."""
+    """One finished attempt. Away from the host that ran it it has no segments and no turns."""
 
     key: AttemptKey
     task: Task
@@ -213,13 +220,18 @@ class Trajectory:
     outcome: Outcome
     reward: float  # 1.0 only if solved; meaningless for infra
     detail: str = ""
+    elsewhere: Counted | None = None  # of an attempt that another host ran
 
     @property
     def sampled_tokens(self) -> int:
+        if self.elsewhere is not None:
+            return self.elsewhere.sampled
         return sum(int(s.sampled_T.sum()) for s in self.segments)
 
     @property
     def context_tokens(self) -> int:
+        if self.elsewhere is not None:
+            return self.elsewhere.context
         return sum(len(s.ids_T) for s in self.segments)
 
 
@@ -339,10 +351,22 @@ class TrainBatch:
 
     Attempts are keyed by `group_A`, never by place: a group's number, or -1 for an attempt that
     does not count (lost to infrastructure, or there is none). `rows` holds the tokens of groups
-    with successes and failures only: the others have advantage 0 and teach nothing.
+    with successes and failures only: the others have advantage 0 and teach nothing. On several
+    hosts the arrays over A are the same on all of them, `rows` and `packed` are each host's own.
     """
 
     rows: tuple[PackedRows, ...]  # micro-batches of one shape, as many as it takes
     reward_A: np.ndarray  # float32
     group_A: np.ndarray  # int32
     tokens_A: np.ndarray  # int32, sampled tokens
+    packed: Packed
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What rows hold, for the metrics of an update."""
+
+    lengths: tuple[int, ...]  # tokens of every segment
+    trained_tokens: int  # of those, sampled: what is projected on the vocabulary
+    cut_tokens: int  # sampled, but behind the end of a row
+    oldest_version: int | None  # of the weights that drew a token; None without any

@@ -41,6 +41,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from harness_s_jax.learner import step
+from harness_s_jax.learner.loss import Objective
 from harness_s_jax.model import cache as caches
 from harness_s_jax.model import shard
 from harness_s_jax.model.config import PRESETS, Qwen35Config
@@ -220,11 +221,10 @@ def train_programs(config: Qwen35Config, mesh: Mesh, setup: Setup) -> dict[str, 
         warmup_updates=10,
         weight_decay=0.0,
         max_grad_norm=1.0,
-        clip_low=0.2,
-        clip_high=0.2,
+        baseline="mean",
         std="population",
         eps=1e-4,
-        aggregation="token",
+        objective=Objective(clip_low=0.2, clip_high=0.2),
     )  # numbers do not change memory
     params = abstract_params(config)
     state = step.State(params, jax.eval_shape(hyper.optimizer().init, params))

@@ -125,7 +125,7 @@ CHOICES = {
     "router.weight": ["linear", "harmonic", "reciprocal"],
     "mixture.unit": ["within", "between"],
     "learner.hyper.std": ["population", "sample", "none"],
-    "learner.hyper.aggregation": ["token", "attempt"],
+    "learner.objective.aggregation": ["token", "attempt"],
     "evaluation.split": ["validation", "test"],
 }
 
@@ -160,8 +160,8 @@ def test_each_choice_passes_and_nothing_else(key: str):
         ("learner.hyper.warmup_updates", [1, 10**6], [0, -1]),
         ("learner.hyper.weight_decay", [0.0, 1.0], [-0.1, 1.5, math.nan]),
         ("learner.hyper.max_grad_norm", [1e-6, 1, 1e9], [0, 0.0, -1.0, math.nan, math.inf]),
-        ("learner.hyper.clip_low", [0.0, 0.2, 1.0], [-0.1, 1.1, math.nan]),
-        ("learner.hyper.clip_high", [0.0, 0.28, 1e9], [-0.1, math.nan, math.inf]),
+        ("learner.objective.clip_low", [0.0, 0.2, 1.0], [-0.1, 1.1, math.nan]),
+        ("learner.objective.clip_high", [0.0, 0.28, 1e9], [-0.1, math.nan, math.inf]),
         ("learner.hyper.eps", [0.0, 1e-4, 1.0], [-1e-9, 1.5, math.nan]),
         ("evaluation.validation_tasks", [1, 400], [0, 401]),
         ("evaluation.validation_attempts", [1, 1000], [0, 1001]),

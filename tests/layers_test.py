@@ -36,10 +36,12 @@ TABLE: dict[str, set[str]] = {
     "learner": {"types", "model"},
     "analysis": {"types", "metrics", "harness.predicates", "rollout.traces"},
     # What the joins begin with: parts from a configuration.
-    "parts": {"types", "config", "envs", "harness", "rollout", "model", "sampler"},
+    "parts": {"types", "config", "envs", "harness", "rollout", "model", "sampler", "learner"},
+    "hosts": set(),
+    "routing": {"types", "hosts", "parts", "rollout", "router"},
 }
 JOINS = {"evolve", "train", "evaluate", "warmstart"}
-EXPERIMENTS_MAY = JOINS | {"types", "config", "analysis"}
+EXPERIMENTS_MAY = JOINS | {"types", "config", "analysis", "hosts"}
 
 HOST = {
     *("types", "config", "metrics", "llm", "toolcalls", "envs", "harness", "rollout", "router"),

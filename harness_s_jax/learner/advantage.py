@@ -7,18 +7,20 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+Baseline = Literal["mean", "leave_one_out"]
 Std = Literal["population", "sample", "none"]
 Aggregation = Literal["token", "attempt"]
 
 
 def advantages(
-    reward_A: jax.Array, group_A: jax.Array, *, std: Std, eps: float
+    reward_A: jax.Array, group_A: jax.Array, *, baseline: Baseline, std: Std, eps: float
 ) -> tuple[jax.Array, jax.Array]:
     """Advantage of every attempt, float32 [A], and whether its group teaches anything, bool [A].
 
     A_j = (R_j - mean(R)) / (std(R) + eps) over the members of j's group (method B; eps and the
-    kind of std are not in source; "none" leaves the division out, as Dr. GRPO does). Groups are the
-    equal numbers in `group_A`; -1 marks an attempt that is in none, and has no part in any mean.
+    kind of std are not in source; "none" leaves the division out, as Dr. GRPO does). With the
+    baseline "leave_one_out" the mean is that of the others. Groups are the equal numbers in
+    `group_A`, below its length; -1 marks an attempt that is in none, and has no part in any mean.
     A group without spread, so a group of one too, gives exactly 0 and teaches nothing.
     """
     size = len(reward_A)
@@ -40,6 +42,8 @@ def advantages(
         variance_A = of_group(deviation_A**2) / jnp.maximum(freedom_A, 1.0)
         # sqrt has an infinite slope at 0; nothing is differentiated here, but NaN is one step away.
         scale_A = jnp.sqrt(jnp.where(teaches_A, variance_A, 1.0)) + eps
+    if baseline == "leave_one_out":  # R - mean of the others, in terms of the mean of all
+        deviation_A *= members_A / jnp.maximum(members_A - 1.0, 1.0)
     return jnp.where(teaches_A, deviation_A / scale_A, 0.0), teaches_A
 
 

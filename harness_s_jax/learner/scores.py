@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ def token_scores(
     params: Any,
     config: Qwen35Config,
     rows: PackedRows,
+    wanted_BT: jax.Array,
     *,
     vocab_size: int,
     remat: Remat = "none",
@@ -34,10 +35,12 @@ def token_scores(
     """log p(id_t | ids before t in its segment) and the entropy of that distribution, [B, T] f32.
 
     The distribution is the sampler's: float32 logits over the temperature the token was drawn at,
-    ids below `vocab_size` only. A temperature of 0 counts as 1. Both are 0 at a segment's first
-    token, which nothing predicts. The entropy has no gradient. [B, T, V] never exists: logits are
-    made a chunk of tokens at a time, and once more in the gradient. remat, mesh and sums are those
-    of qwen3_5.forward.
+    ids below `vocab_size` only. A temperature of 0 counts as 1. Both are 0 where `wanted_BT` is
+    false, and at a segment's first token, which nothing predicts. The entropy has no gradient.
+
+    Only what is wanted is projected on the vocabulary: a row's wanted tokens are moved to its front
+    and worked off in chunks, as many as the fullest row needs, so that [B, T, V] never exists and
+    prompts and observations cost no logits. remat, mesh and sums are those of qwen3_5.forward.
     """
     hidden_BTD = qwen3_5.forward(
         params,
@@ -57,24 +60,28 @@ def token_scores(
     # Each device makes the logits of all rows for its part of the vocabulary: then no head and no
     # gradient of it is ever whole, and what travels is the hidden states, which are fewer.
     head_DV = constrain(mesh, "DU", head_DV)
-    logp_BT, entropy_BT = _scores(hidden_BTD, head_DV, target_BT, temperature_BT, vocab_size, mesh)
-    predicted_BT = rows.position_BT > 0
-
-    def placed(values_BT: jax.Array) -> jax.Array:
-        return jnp.where(predicted_BT, jnp.roll(values_BT, 1, axis=1), 0.0)
-
-    return placed(logp_BT), placed(entropy_BT)
+    predicts_BT = jnp.roll(wanted_BT & (rows.position_BT > 0), -1, axis=1)
+    logp_BT, entropy_BT = _scores(
+        hidden_BTD, head_DV, target_BT, temperature_BT, predicts_BT, vocab_size, mesh
+    )
+    return jnp.roll(logp_BT, 1, axis=1), jnp.roll(entropy_BT, 1, axis=1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _scores(hidden_BTD, head_DV, target_BT, temperature_BT, vocab_size, mesh):
-    """log p(target) and entropy, [B, T] float32, of softmax(hidden @ head / temperature)."""
-    return _scores_forward(hidden_BTD, head_DV, target_BT, temperature_BT, vocab_size, mesh)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _scores(hidden_BTD, head_DV, target_BT, temperature_BT, predicts_BT, vocab_size, mesh):
+    """log p(target) and entropy, [B, T] float32, of softmax(hidden @ head / temperature) where
+    `predicts_BT`, else 0."""
+    return _scores_forward(
+        hidden_BTD, head_DV, target_BT, temperature_BT, predicts_BT, vocab_size, mesh
+    )[0]
 
 
-def _scores_forward(hidden_BTD, head_DV, target_BT, temperature_BT, vocab_size, mesh):
-    def score(_, x):
-        hidden_BID, target_BI, temperature_BI = (_everywhere(mesh, part) for part in x)
+def _scores_forward(hidden_BTD, head_DV, target_BT, temperature_BT, predicts_BT, vocab_size, mesh):
+    order = _Order.of(predicts_BT, head_DV, mesh)
+    xs = tuple(map(order.cut, (hidden_BTD, target_BT, temperature_BT)))
+
+    def score(i, out):
+        hidden_BID, target_BI, temperature_BI = (_everywhere(mesh, x[i]) for x in xs)
         logits_BIV = _logits(hidden_BID, head_DV, temperature_BI, vocab_size, mesh)
         lse_BI = jax.nn.logsumexp(logits_BIV, axis=-1)
         # A masked comparison, not a gather: the vocabulary may be sharded.
@@ -82,43 +89,90 @@ def _scores_forward(hidden_BTD, head_DV, target_BT, temperature_BT, vocab_size, 
         logp_BI = jnp.sum(jnp.where(chosen_BIV, logits_BIV, 0.0), axis=-1) - lse_BI
         p_BIV = jnp.exp(logits_BIV - lse_BI[..., None])
         entropy_BI = lse_BI - jnp.sum(p_BIV * logits_BIV, axis=-1)
-        return None, (logp_BI, entropy_BI, lse_BI)
+        new = (logp_BI, entropy_BI, lse_BI)
+        return tuple(all_.at[i].set(part) for all_, part in zip(out, new, strict=True))
 
-    cut, joined = _chunks(hidden_BTD, head_DV)
-    _, out = jax.lax.scan(score, None, (cut(hidden_BTD), cut(target_BT), cut(temperature_BT)))
-    logp_BT, entropy_BT, lse_BT = map(joined, out)
-    saved = (hidden_BTD, head_DV, target_BT, temperature_BT, lse_BT)
+    blank = jnp.zeros(xs[1].shape, jnp.float32)
+    out = jax.lax.fori_loop(0, order.chunks, score, (blank, blank, blank))
+    logp_BT, entropy_BT, lse_BT = map(order.joined, out)
+    logp_BT, entropy_BT = (jnp.where(predicts_BT, x, 0.0) for x in (logp_BT, entropy_BT))
+    saved = (hidden_BTD, head_DV, target_BT, temperature_BT, predicts_BT, lse_BT)
     return (logp_BT, entropy_BT), saved
 
 
 def _scores_backward(vocab_size, mesh, saved, cotangents):
-    hidden_BTD, head_DV, target_BT, temperature_BT, lse_BT = saved
-    dlogp_BT, _ = cotangents
-    cut, joined = _chunks(hidden_BTD, head_DV)
+    hidden_BTD, head_DV, target_BT, temperature_BT, predicts_BT, lse_BT = saved
+    order = _Order.of(predicts_BT, head_DV, mesh)
+    dlogp_BT = jnp.where(predicts_BT, cotangents[0], 0.0)
+    xs = tuple(map(order.cut, (hidden_BTD, target_BT, temperature_BT, lse_BT, dlogp_BT)))
 
-    def pull(dhead_DV, x):
+    def pull(i, carry):
+        dhead_DV, dhidden = carry
         hidden_BID, target_BI, temperature_BI, lse_BI, dlogp_BI = (
-            _everywhere(mesh, part) for part in x
+            _everywhere(mesh, x[i]) for x in xs
         )
         logits_BIV = _logits(hidden_BID, head_DV, temperature_BI, vocab_size, mesh)
         p_BIV = jnp.exp(logits_BIV - lse_BI[..., None])
         chosen_BIV = jnp.arange(logits_BIV.shape[-1]) == target_BI[..., None]
         scale_BI1 = (dlogp_BI / temperature_BI)[..., None]
-        dlogits_BIV = (scale_BI1 * (chosen_BIV - p_BIV)).astype(head_DV.dtype)
+        # Where before it is summed: a chunk's end may hold places that predict nothing.
+        dlogits_BIV = jnp.where(scale_BI1 == 0, 0.0, scale_BI1 * (chosen_BIV - p_BIV))
+        dlogits_BIV = dlogits_BIV.astype(head_DV.dtype)
         dhidden_BID = jnp.einsum("biv,dv->bid", dlogits_BIV, head_DV)
         dhidden_BID = constrain(mesh, "B__", dhidden_BID)
         part_DV = jnp.einsum(
             "bid,biv->dv", hidden_BID, dlogits_BIV, preferred_element_type=jnp.float32
         )
-        return constrain(mesh, "DU", dhead_DV + part_DV), dhidden_BID
+        return constrain(mesh, "DU", dhead_DV + part_DV), dhidden.at[i].set(dhidden_BID)
 
     zeros_DV = constrain(mesh, "DU", jnp.zeros(head_DV.shape, jnp.float32))
-    xs = tuple(map(cut, (hidden_BTD, target_BT, temperature_BT, lse_BT, dlogp_BT)))
-    dhead_DV, dhidden = jax.lax.scan(pull, zeros_DV, xs)
-    return joined(dhidden), dhead_DV.astype(head_DV.dtype), None, None
+    carry = (zeros_DV, jnp.zeros_like(xs[0]))
+    dhead_DV, dhidden = jax.lax.fori_loop(0, order.chunks, pull, carry)
+    return order.joined(dhidden), dhead_DV.astype(head_DV.dtype), None, None, None
 
 
 _scores.defvjp(_scores_forward, _scores_backward)
+
+
+class _Order(NamedTuple):
+    """The places of each row with those that predict a wanted token in front, in chunks.
+
+    A chunk has at most CHUNK_LOGITS logits a row; `chunks` of them hold all that is wanted.
+    """
+
+    place_BT: jax.Array
+    inverse_BT: jax.Array
+    chunks: jax.Array
+    size: int
+    mesh: Any
+
+    @classmethod
+    def of(cls, predicts_BT: jax.Array, head_DV: jax.Array, mesh: Mesh | None) -> _Order:
+        t = predicts_BT.shape[1]
+        size = -(-t // -(-t // max(1, CHUNK_LOGITS // head_DV.shape[-1])))
+        place_BT = jnp.argsort(~predicts_BT, axis=1, stable=True)
+        fullest = jnp.max(jnp.sum(predicts_BT, axis=1))
+        return cls(place_BT, jnp.argsort(place_BT, axis=1), -(-fullest // size), size, mesh)
+
+    def cut(self, x: jax.Array) -> jax.Array:
+        """[B, T, ...] -> [chunks, B, I, ...] in this order, the end padded."""
+        x = self._taken(x, self.place_BT)
+        b, t = x.shape[:2]
+        pad = ((0, 0), (0, -t % self.size)) + ((0, 0),) * (x.ndim - 2)
+        x = jnp.pad(x, pad, constant_values=1 if x.dtype == jnp.float32 else 0)
+        return jnp.moveaxis(x.reshape(b, -1, self.size, *x.shape[2:]), 1, 0)
+
+    def joined(self, x: jax.Array) -> jax.Array:
+        """What `cut` does, undone."""
+        b, t = self.place_BT.shape
+        x = jnp.moveaxis(x, 0, 1).reshape(b, -1, *x.shape[3:])[:, :t]
+        return self._taken(x, self.inverse_BT)
+
+    def _taken(self, x: jax.Array, place_BT: jax.Array) -> jax.Array:
+        """Rows are permuted where they lie: a gather along a sharded axis would be a scramble."""
+        x = constrain(self.mesh, "B" + "_" * (x.ndim - 1), x)
+        place = place_BT.reshape(*place_BT.shape, *[1] * (x.ndim - 2))
+        return jnp.take_along_axis(x, place, axis=1)
 
 
 def _everywhere(mesh, x):
@@ -134,25 +188,6 @@ def _logits(hidden_BID, head_DV, temperature_BI, vocab_size, mesh):
         return logits_BIV
     known_V = jnp.arange(head_DV.shape[-1]) < vocab_size
     return jnp.where(known_V, logits_BIV, MASKED)
-
-
-def _chunks(hidden_BTD, head_DV):
-    """How to cut [B, T, ...] into [chunks, B, I, ...] of at most CHUNK_LOGITS logits a row, padding
-    the end, and how to join it again."""
-    b, t, _ = hidden_BTD.shape
-    most = max(1, CHUNK_LOGITS // head_DV.shape[-1])
-    chunks = -(-t // most)
-    size = -(-t // chunks)
-
-    def cut(x):
-        pad = ((0, 0), (0, chunks * size - t)) + ((0, 0),) * (x.ndim - 2)
-        x = jnp.pad(x, pad, constant_values=1 if x.dtype == jnp.float32 else 0)
-        return jnp.moveaxis(x.reshape(b, chunks, size, *x.shape[2:]), 1, 0)
-
-    def joined(x):
-        return jnp.moveaxis(x, 0, 1).reshape(b, chunks * size, *x.shape[3:])[:, :t]
-
-    return cut, joined
 
 
 jax.tree_util.register_dataclass(

@@ -1,12 +1,14 @@
 """One update of the policy: advantages, gradients over micro-batches, optimizer.
 
-What GRPO has and this leaves out: several updates a batch (one, on fresh attempts) and the KL term
-to a reference policy. All programs are compiled when the learner is built and sharded over a mesh.
+One update a batch, on fresh attempts. All programs are compiled when the learner is built and
+sharded over a mesh; the gradient accumulates in place, a micro-batch of one fixed shape at a time,
+so that a step may have any number of them without a program for each.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +21,8 @@ import optax
 from jax.sharding import Mesh
 
 from harness_s_jax.learner import advantage as advantages
-from harness_s_jax.learner.loss import Clip, Sums, policy_loss
+from harness_s_jax.learner.loss import Objective, Sums, policy_loss
+from harness_s_jax.learner.scores import token_scores
 from harness_s_jax.model import shard
 from harness_s_jax.model.config import Qwen35Config
 from harness_s_jax.model.remat import Remat
@@ -34,11 +37,10 @@ class Hyper:
     warmup_updates: int  # the learning rate grows linearly over these; 1: at once
     weight_decay: float
     max_grad_norm: float
-    clip_low: float
-    clip_high: float
+    baseline: advantages.Baseline
     std: advantages.Std
     eps: float
-    aggregation: advantages.Aggregation
+    objective: Objective
 
     def optimizer(self) -> optax.GradientTransformation:
         rate = optax.linear_schedule(0.0, self.learning_rate, self.warmup_updates)
@@ -61,10 +63,13 @@ class Learner:
     """The compiled programs of an update; calling one with another shape is an error."""
 
     mesh: Mesh
+    place: Callable[[PackedRows], PackedRows]  # this host's rows -> rows over the mesh
     weigh: Callable[..., Any]  # (reward_A, group_A, tokens_A) -> (advantage_A, weight_A)
     blank: Callable[[], Any]  # () -> (gradient tree of zeros, Sums of zeros)
-    accumulate: Callable[..., Any]  # (params, (grads, sums), rows, advantage_A, weight_A) -> ...
-    apply: Callable[..., Any]  # (State, grads) -> (State, gradient norm)
+    # (params, (grads, sums), rows, advantage_A, weight_A, reference_BT) -> (grads, sums)
+    accumulate: Callable[..., Any]
+    apply: Callable[..., Any]  # (State, grads, loss) -> (State, gradient norm, whether applied)
+    score: Callable[..., Any] | None  # (reference, rows) -> reference_BT, where there is a penalty
     compiled: int
     compile_seconds: float
 
@@ -92,7 +97,7 @@ class Shapes:
 
     vocab_size: int  # ids that the tokenizer knows
     attempts: int  # A
-    micro_rows: int  # B
+    micro_rows: int  # B, of all hosts together
     row_tokens: int  # T
     remat: Remat = "none"  # what the gradient recomputes
 
@@ -106,8 +111,18 @@ def build(state: State, config: Qwen35Config, hyper: Hyper, mesh: Mesh, shapes: 
     started = time.perf_counter()
     programs = lower(state, config, hyper, mesh, shapes)
     compiled = {name: program.compile() for name, program in programs.items()}
+    by_row = shard.sharding_of(mesh, "_BT", (shapes.micro_rows, shapes.row_tokens))
+
+    def placed(x_BT: np.ndarray) -> jax.Array:
+        shape = (x_BT.shape[0] * jax.process_count(), x_BT.shape[1])
+        return jax.make_array_from_process_local_data(by_row, x_BT, shape)
+
     return Learner(
-        mesh, **compiled, compiled=len(compiled), compile_seconds=time.perf_counter() - started
+        mesh,
+        functools.partial(jax.tree.map, placed),
+        **{"score": None, **compiled},
+        compiled=len(compiled),
+        compile_seconds=time.perf_counter() - started,
     )
 
 
@@ -128,7 +143,7 @@ def lower(
     loss = functools.partial(
         policy_loss,
         config=config,
-        clip=Clip(hyper.clip_low, hyper.clip_high),
+        objective=hyper.objective,
         vocab_size=shapes.vocab_size,
         remat=shapes.remat,
         mesh=mesh,
@@ -136,76 +151,128 @@ def lower(
 
     def weigh(reward_A: Any, group_A: Any, tokens_A: Any) -> Any:
         advantage_A, teaches_A = advantages.advantages(
-            reward_A, group_A, std=hyper.std, eps=hyper.eps
+            reward_A, group_A, baseline=hyper.baseline, std=hyper.std, eps=hyper.eps
         )
         return advantage_A, advantages.token_weights(
-            teaches_A, tokens_A, aggregation=hyper.aggregation
+            teaches_A, tokens_A, aggregation=hyper.objective.aggregation
         )
 
     def blank() -> Any:
         return jax.tree.map(jnp.zeros_like, state.params), Sums.zero()
 
-    def accumulate(params: Any, carry: Any, rows: PackedRows, advantage_A: Any, weight_A: Any):
+    def accumulate(
+        params: Any, carry: Any, rows: PackedRows, advantage_A: Any, weight_A: Any, ref_BT: Any
+    ) -> Any:
         before, facts = carry
         grads, new_facts = jax.grad(loss, has_aux=True)(
             params,
             rows=rows,
             advantage_A=advantage_A,
             weight_A=weight_A,
+            reference_BT=ref_BT,
             sums=before["blocks"],  # the blocks' gradients come added to these
         )
         others = {n: before[n] + g for n, g in grads.items() if n != "blocks"}
         return others | {"blocks": grads["blocks"]}, facts.add(new_facts)
 
-    def apply(state: State, grads: Any) -> Any:
+    def apply(state: State, grads: Any, loss: Any) -> Any:
+        norm = optax.tree.norm(grads)
         updates, opt_state = hyper.optimizer().update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        return State(params, opt_state), optax.tree.norm(grads)
+        new = State(optax.apply_updates(state.params, updates), opt_state)
+        # An update that is not finite is none: everything, moments and counts too, stays.
+        finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+        return jax.tree.map(lambda x, y: jnp.where(finite, x, y), new, state), norm, finite
+
+    def score(reference: Any, rows: PackedRows) -> Any:
+        return token_scores(
+            reference, config, rows, rows.sampled_BT, vocab_size=shapes.vocab_size, mesh=mesh
+        )[0]
 
     reward_A, number_A = np.zeros(shapes.attempts, np.float32), np.zeros(shapes.attempts, np.int32)
     rows = PackedRows.empty(micro_rows, row_tokens)
     carry = jax.eval_shape(blank)
-    return {
+    ref_BT, scores = None, {}
+    if hyper.objective.kl:
+        ref_BT = np.zeros((micro_rows, row_tokens), np.float32)
+        reference = jax.eval_shape(
+            functools.partial(shard.computed, dtype=config.dtype), state.params
+        )
+        scores["score"] = jax.jit(
+            score, in_shardings=(places.params, by_row), out_shardings=by_row
+        ).lower(reference, rows)
+    return scores | {
         "weigh": jax.jit(weigh, in_shardings=whole, out_shardings=whole).lower(
             reward_A, number_A, number_A
         ),
         "blank": jax.jit(blank, out_shardings=carry_places).lower(),
         "accumulate": jax.jit(
             accumulate,
-            in_shardings=(places.params, carry_places, by_row, whole, whole),
+            in_shardings=(places.params, carry_places, by_row, whole, whole, by_row),
             out_shardings=carry_places,
             donate_argnums=1,
-        ).lower(state.params, carry, rows, reward_A, reward_A),
+        ).lower(state.params, carry, rows, reward_A, reward_A, ref_BT),
         "apply": jax.jit(
             apply,
-            in_shardings=(places, places.params),
-            out_shardings=(places, whole),
+            in_shardings=(places, places.params, whole),
+            out_shardings=(places, whole, whole),
             donate_argnums=0,
-        ).lower(state, carry[0]),
+        ).lower(state, carry[0], carry[1].loss),
     }
 
 
-def update(learner: Learner, state: State, batch: TrainBatch) -> tuple[State, dict[str, float]]:
+def reference_of(params: Any, config: Qwen35Config, mesh: Mesh) -> Any:
+    """A copy of sharded parameters for the penalty: as sharded, matrices in the model's dtype."""
+    copy = functools.partial(shard.computed, dtype=config.dtype)
+    return jax.jit(copy, out_shardings=shard.shardings(mesh, params))(params)
+
+
+class Updated(NamedTuple):
+    """What came of an update, still on the device."""
+
+    sums: Sums
+    norm: jax.Array
+    applied: jax.Array
+
+
+def update(
+    learner: Learner, state: State, batch: TrainBatch, reference: Any = None
+) -> tuple[State, Updated | None]:
     """One update; `state` is donated. A batch in which no group teaches changes nothing at all.
 
-    Returns the new state and what to report.
+    Nothing is waited for: `report` reads the updated, after whatever else is to be dispatched. All
+    hosts enter with as many micro-batches. `reference` are the penalty's parameters.
     """
     if not batch.rows:
-        return state, {"learner/updated": 0.0}
+        return state, None
     weights = learner.weigh(batch.reward_A, batch.group_A, batch.tokens_A)
     grads, sums = learner.blank()
-    for rows in batch.rows:  # the device works while the next rows are sent
-        grads, sums = learner.accumulate(state.params, (grads, sums), rows, *weights)
-    state, norm = learner.apply(state, grads)
-    sums, norm = jax.device_get((sums, norm))
+    for own in batch.rows:  # the device works while the next rows are sent
+        rows = learner.place(own)
+        ref_BT = None if learner.score is None else learner.score(reference, rows)
+        grads, sums = learner.accumulate(state.params, (grads, sums), rows, *weights, ref_BT)
+    state, norm, applied = learner.apply(state, grads, sums.loss)
+    return state, Updated(sums, norm, applied)
+
+
+def report(updated: Updated | None) -> dict[str, float]:
+    """The metrics of an update, once it is done."""
+    if updated is None:
+        return {"learner/updated": 0.0, "learner/skipped": 0.0}
+    sums, norm, applied = jax.device_get(updated)
     tokens = max(1.0, float(sums.tokens))
-    return state, {
-        "learner/updated": 1.0,
+    high, low = float(sums.log_ratio_high), float(sums.log_ratio_low)
+    return {
+        "learner/updated": float(applied),
+        "learner/skipped": float(not applied),
         "learner/loss": float(sums.loss),
         "learner/grad_norm": float(norm),
         "learner/tokens": float(sums.tokens),
         "learner/entropy": float(sums.entropy) / tokens,
         "learner/kl_to_sampler": float(sums.kl) / tokens,
+        "learner/kl_to_reference": float(sums.kl_reference) / tokens,
         "learner/clipped_fraction": float(sums.clipped) / tokens,
-        "learner/logp_gap_max": float(sums.gap),
+        "learner/corrected_fraction": float(sums.corrected) / tokens,
+        "learner/ratio_max": math.exp(min(high, 700.0)),
+        "learner/ratio_min": math.exp(low),
+        "learner/logp_gap_max": max(high, -low),
     }

@@ -18,7 +18,7 @@ Params = Any
 
 def loss(params: Params, config: Qwen35Config, rows: PackedRows) -> jax.Array:
     """Mean negative log-probability of the sampled tokens, nats; 0 for an all-masked batch."""
-    logp_BT, _ = token_scores(params, config, rows, vocab_size=config.vocab_size)
+    logp_BT, _ = token_scores(params, config, rows, rows.sampled_BT, vocab_size=config.vocab_size)
     total = jnp.sum(jnp.where(rows.sampled_BT, -logp_BT, 0.0))
     return total / jnp.maximum(1, jnp.sum(rows.sampled_BT))
 

@@ -40,7 +40,9 @@ def make_mesh(tensor: int = 1, devices: Any = None) -> Mesh:
     Raises:
       ValueError: the devices do not divide by `tensor`.
     """
-    devices = np.array(jax.devices() if devices is None else devices)
+    if devices is None:  # a process's own side by side, so that a tensor axis stays on its host
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    devices = np.array(devices)
     if devices.size % tensor:
         raise ValueError(
             f"got {devices.size} devices for a tensor axis of {tensor}; it must divide"
@@ -138,11 +140,13 @@ def local_copy(mesh: Mesh, params: Any, dtype: Any) -> Any:
 @functools.cache
 def _gather(mesh: Mesh, dtype: Any) -> Callable[[Any], Any]:
     """One function for each mesh, or every call would compile it anew."""
+    return jax.jit(functools.partial(computed, dtype=dtype), out_shardings=replicated(mesh))
+
+
+def computed(params: Any, dtype: Any) -> Any:
+    """A copy of parameters as a forward pass computes with them: matrices in `dtype`."""
 
     def copy(path: Any, x: jax.Array) -> jax.Array:
         return jnp.astype(x, dtype if is_matrix(path[-1].key) else x.dtype, copy=True)
 
-    def copies(tree: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(copy, tree)
-
-    return jax.jit(copies, out_shardings=replicated(mesh))
+    return jax.tree_util.tree_map_with_path(copy, params)

@@ -56,6 +56,11 @@ async def run_attempt(
             return _trajectory(key, task, spec, episode, verdict)
         finally:
             setting.policy.release(f"{key}/{spec.id}")
+    return lost(spec, task, key, problem)
+
+
+def lost(spec: HarnessSpec, task: Task, key: AttemptKey, problem: str) -> Trajectory:
+    """An attempt that infrastructure ended: neither a success nor a failure."""
     return Trajectory(key, task, spec.id, spec.hash, (), (), Outcome.INFRA, 0.0, problem)
 
 

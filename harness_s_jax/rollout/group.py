@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness_s_jax.harness.spec import HarnessSpec
-from harness_s_jax.rollout.attempt import Setting, run_attempt
+from harness_s_jax.rollout.attempt import Setting, lost, run_attempt
 from harness_s_jax.types import AttemptKey, Group, Outcome, Task, Trajectory
 
 
@@ -30,22 +30,34 @@ class Phase:
     purpose: str  # types.Group
 
 
-async def run_group(job: Job, phase: Phase, setting: Setting) -> Group:
-    """Runs the attempts side by side."""
+Run = Callable[[Phase, Sequence[Job]], list[Group]]
+
+
+async def run_group(
+    job: Job, phase: Phase, setting: Setting, *, ends: float | None = None
+) -> Group:
+    """Runs the attempts side by side. What is not over when the loop's clock says `ends` is lost:
+    a host that is slow must not hold up the others for good (contract 9g)."""
+
+    async def run(number: int, spec: HarnessSpec) -> Trajectory:
+        key = AttemptKey(phase.run_seed, phase.stage, phase.step, job.task.id, number)
+        try:
+            async with asyncio.timeout_at(ends) as limit:
+                return await run_attempt(spec, job.task, key, setting)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return lost(spec, job.task, key, "cut off: the time of the phase was over")
+
     async with asyncio.TaskGroup() as running:
-        started = [
-            running.create_task(
-                run_attempt(
-                    spec,
-                    job.task,
-                    AttemptKey(phase.run_seed, phase.stage, phase.step, job.task.id, number),
-                    setting,
-                )
-            )
-            for number, spec in job.members.items()
-        ]
-    name = f"{phase.run_seed}/{phase.stage}/{phase.step}/{job.task.id}/{phase.purpose}"
+        started = [running.create_task(run(*member)) for member in job.members.items()]
+    name = group_name(phase, job.task)
     return Group(name, job.task, phase.purpose, tuple(t.result() for t in started))
+
+
+def group_name(phase: Phase, task: Task) -> str:
+    """A group's id."""
+    return f"{phase.run_seed}/{phase.stage}/{phase.step}/{task.id}/{phase.purpose}"
 
 
 async def run_groups(
@@ -54,16 +66,19 @@ async def run_groups(
     setting: Setting,
     *,
     concurrency: int,
+    phase_s: float | None = None,
     finished: Callable[[Group], None] = lambda group: None,
 ) -> list[Group]:
     """Runs groups in order with about `concurrency` attempts in flight; returns them in order.
 
-    `finished` hears of each group as soon as it is over.
+    What is not over after `phase_s` (None: no limit) is lost. `finished` hears of each group as
+    soon as it is over.
     """
     room = asyncio.Semaphore(concurrency)
+    ends = None if phase_s is None else asyncio.get_running_loop().time() + phase_s
 
     async def run(job: Job, places: int) -> Group:
-        group = await run_group(job, phase, setting)
+        group = await run_group(job, phase, setting, ends=ends)
         finished(group)
         for _ in range(places):
             room.release()

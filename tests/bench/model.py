@@ -162,13 +162,16 @@ def our_side(config: Qwen35Config, params: Params, ids_BT: np.ndarray, remat: st
         ids_BT=ids_BT,
         segment_BT=np.zeros_like(ids_BT),
         position_BT=position_BT,
+        sampled_BT=np.ones(ids_BT.shape, bool),
         temperature_BT=np.ones(ids_BT.shape, np.float32),
     )
     count = ids_BT.shape[0] * (ids_BT.shape[1] - 1)
 
     def loss(params, rows, remat):
         """Mean over all tokens but the first of a row, by what training itself computes."""
-        logp_BT, _ = token_scores(params, config, rows, vocab_size=config.vocab_size, remat=remat)
+        logp_BT, _ = token_scores(
+            params, config, rows, rows.sampled_BT, vocab_size=config.vocab_size, remat=remat
+        )
         return -logp_BT.sum() / count
 
     gradient = jax.value_and_grad(loss)

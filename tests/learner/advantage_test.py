@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness_s_jax.learner import advantage
-from harness_s_jax.learner.advantage import Aggregation, Std
+from harness_s_jax.learner.advantage import Aggregation, Baseline, Std
 
 PLACES = 12  # one shape, so that nothing compiles between examples
 EPS = 1e-3
+BASELINES: tuple[Baseline, ...] = ("mean", "leave_one_out")
 STDS: tuple[Std, ...] = ("population", "sample", "none")
 AGGREGATIONS: tuple[Aggregation, ...] = ("token", "attempt")
-advantages = jax.jit(advantage.advantages, static_argnames=("std", "eps"))
+advantages = jax.jit(advantage.advantages, static_argnames=("baseline", "std", "eps"))
 token_weights = jax.jit(advantage.token_weights, static_argnames="aggregation")
 
 GROUPS = st.lists(st.integers(-1, 4), min_size=PLACES, max_size=PLACES)
@@ -31,9 +32,15 @@ TOKENS = st.lists(st.integers(0, 500), min_size=PLACES, max_size=PLACES)
 BOOLS = st.lists(st.booleans(), min_size=PLACES, max_size=PLACES)
 
 
-def got(reward_A: Any, group_A: Any, std: Std = "population") -> tuple[np.ndarray, np.ndarray]:
+def got(
+    reward_A: Any, group_A: Any, std: Std = "population", baseline: Baseline = "mean"
+) -> tuple[np.ndarray, np.ndarray]:
     result = advantages(
-        np.asarray(reward_A, np.float32), np.asarray(group_A, np.int32), std=std, eps=EPS
+        np.asarray(reward_A, np.float32),
+        np.asarray(group_A, np.int32),
+        baseline=baseline,
+        std=std,
+        eps=EPS,
     )
     advantage_A, teaches_A = (np.asarray(x) for x in result)
     assert (advantage_A.dtype, teaches_A.dtype) == (np.float32, bool)
@@ -56,7 +63,9 @@ def members_of(group_A: Any) -> dict[int, list[int]]:
     return found
 
 
-def reference(reward_A: Any, group_A: Any, std: Std) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def reference(
+    reward_A: Any, group_A: Any, std: Std, baseline: Baseline
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Method B in float64: the advantages, who is taught, and what float32 may be off by."""
     reward_A = np.asarray(reward_A, np.float32).astype(np.float64)
     advantage_A, allowed_A = np.zeros(len(reward_A)), np.zeros(len(reward_A))
@@ -66,7 +75,9 @@ def reference(reward_A: Any, group_A: Any, std: Std) -> tuple[np.ndarray, np.nda
         if len(set(rewards)) == 1:
             continue
         divisor = {"population": rewards.std(), "sample": rewards.std(ddof=1), "none": 1 - EPS}
-        advantage_A[places] = (rewards - rewards.mean()) / (divisor[std] + EPS)
+        for i, place in enumerate(places):
+            others = np.delete(rewards, i) if baseline == "leave_one_out" else rewards
+            advantage_A[place] = (rewards[i] - others.mean()) / (divisor[std] + EPS)
         teaches_A[places] = True
         # A mean in float32 is off by some ulps of the largest reward, which a small std magnifies;
         # what is too small for a normal number is 0.
@@ -78,12 +89,15 @@ def reference(reward_A: Any, group_A: Any, std: Std) -> tuple[np.ndarray, np.nda
 # --- advantages ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("baseline", BASELINES)
 @pytest.mark.parametrize("std", STDS)
 @settings(deadline=None)
 @given(reward_A=REAL | BINARY, group_A=GROUPS)
-def test_advantages_are_the_reference(std: Std, reward_A: list[float], group_A: list[int]):
-    advantage_A, teaches_A = got(reward_A, group_A, std)
-    wanted_A, taught_A, allowed_A = reference(reward_A, group_A, std)
+def test_advantages_are_the_reference(
+    baseline: Baseline, std: Std, reward_A: list[float], group_A: list[int]
+):
+    advantage_A, teaches_A = got(reward_A, group_A, std, baseline)
+    wanted_A, taught_A, allowed_A = reference(reward_A, group_A, std, baseline)
     np.testing.assert_array_equal(teaches_A, taught_A)
     assert (advantage_A[~taught_A] == 0.0).all()  # exactly: ties, singles, and those in no group
     assert (np.abs(advantage_A - wanted_A) <= allowed_A).all()

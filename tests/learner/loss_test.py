@@ -12,7 +12,7 @@ import pytest
 
 from harness_s_jax.batch import lay_out, pack_rows
 from harness_s_jax.learner import loss
-from harness_s_jax.learner.loss import Clip, Sums
+from harness_s_jax.learner.loss import Objective, Sums
 from harness_s_jax.learner.scores import token_scores
 from harness_s_jax.model import qwen3_5
 from harness_s_jax.model.config import Qwen35Config
@@ -28,7 +28,22 @@ CONFIG = Qwen35Config(
 )  # fmt: skip
 KNOWN = 37  # the ids from here on are the model's padding
 ROW, ROWS, ATTEMPTS = 32, 4, 6
-CLIP = Clip(low=0.2, high=0.35)
+PLAIN = Objective(clip_low=0.2, clip_high=0.35)
+OBJECTIVES = {
+    "plain": PLAIN,
+    "sequence": dataclasses.replace(PLAIN, ratio="sequence", clip_low=0.1, clip_high=0.1),
+    "truncate": dataclasses.replace(PLAIN, correction="truncate", correction_high=1.3),
+    "mask": dataclasses.replace(PLAIN, correction="mask", correction_low=0.7, correction_high=1.4),
+    "sequence truncate": dataclasses.replace(
+        PLAIN, ratio="sequence", correction="truncate", correction_high=1.05
+    ),
+    "sequence mask": dataclasses.replace(
+        PLAIN, ratio="sequence", correction="mask", correction_low=0.9, correction_high=1.1
+    ),
+    "k2": dataclasses.replace(PLAIN, kl=0.3),
+    "k3": dataclasses.replace(PLAIN, kl=0.3, kl_estimator="k3"),
+    "truncate k2": dataclasses.replace(PLAIN, correction="truncate", correction_high=1.3, kl=0.3),
+}
 PARAMS = qwen3_5.init_params(CONFIG, jax.random.key(1))
 SEEDS = range(6)
 HEAD_DV = np.asarray(PARAMS["head_DV"], np.float64)
@@ -39,6 +54,7 @@ class Case(NamedTuple):
     advantage_A: np.ndarray
     weight_A: np.ndarray
     hidden_BTD: np.ndarray  # float64
+    reference_BT: np.ndarray  # float32, log-probabilities of another policy
 
 
 @jax.jit
@@ -46,23 +62,23 @@ def hidden(rows: PackedRows) -> jax.Array:
     return qwen3_5.forward(PARAMS, CONFIG, rows.ids_BT, rows.segment_BT, rows.position_BT)
 
 
-def policy_loss(params: Any, rows: PackedRows, advantage_A: Any, weight_A: Any) -> Any:
-    given = (params, CONFIG, rows, advantage_A, weight_A)
-    return loss.policy_loss(*given, clip=CLIP, vocab_size=KNOWN)
+def policy_loss(params: Any, rows: PackedRows, objective: Objective, *given: Any) -> Any:
+    return loss.policy_loss(params, CONFIG, rows, *given, objective=objective, vocab_size=KNOWN)
 
 
-@jax.jit
-def loss_sums_gradient(rows: PackedRows, advantage_A: Any, weight_A: Any) -> Any:
+@functools.partial(jax.jit, static_argnums=1)
+def loss_sums_gradient(rows: PackedRows, objective: Objective, *given: Any) -> Any:
     def of_head(head_DV: jax.Array) -> tuple[jax.Array, Sums]:
-        return policy_loss(PARAMS | {"head_DV": head_DV}, rows, advantage_A, weight_A)
+        return policy_loss(PARAMS | {"head_DV": head_DV}, rows, objective, *given)
 
     return jax.value_and_grad(of_head, has_aux=True)(PARAMS["head_DV"])
 
 
-def run(case: Case, **changes: Any) -> tuple[float, Sums, np.ndarray]:
+def run(case: Case, objective: Objective = PLAIN, **changes: Any) -> tuple[float, Sums, np.ndarray]:
     """Loss, sums and gradient of what is tested, with some arrays of the rows replaced."""
     rows = dataclasses.replace(case.rows, **changes)
-    (value, sums), gradient = loss_sums_gradient(rows, case.advantage_A, case.weight_A)
+    given = (case.advantage_A, case.weight_A, case.reference_BT)
+    (value, sums), gradient = loss_sums_gradient(rows, objective, *given)
     return float(value), jax.device_get(sums), np.asarray(gradient)
 
 
@@ -91,42 +107,73 @@ def counted(case: Case) -> np.ndarray:
 
 
 class Reference(NamedTuple):  # of the tokens that count, one after another
-    weight_n: np.ndarray
+    loss: float
+    slope_n: np.ndarray  # d loss / d log p, by hand
     advantage_n: np.ndarray
-    ratio_n: np.ndarray
+    log_ratio_n: np.ndarray  # to the sampler, of each token
+    r_n: np.ndarray  # what is clipped
     clipped_n: np.ndarray  # the bound is what is minimised, and so has no slope
-
-    @property
-    def loss(self) -> float:
-        bounded_n = np.clip(self.ratio_n, 1 - CLIP.low, 1 + CLIP.high)
-        taken_n = np.where(self.clipped_n, bounded_n, self.ratio_n)
-        return float(-np.sum(self.weight_n * taken_n * self.advantage_n))
+    corrected_n: np.ndarray
+    k3_n: np.ndarray
 
 
-def reference(case: Case, head_DV: np.ndarray = HEAD_DV) -> Reference:
-    here = counted(case)
+def reference(case: Case, objective: Objective = PLAIN, head_DV: np.ndarray = HEAD_DV) -> Reference:
+    here, o = counted(case), objective
     attempt_n = case.rows.attempt_BT[here]
     advantage_n = case.advantage_A.astype(np.float64)[attempt_n]
+    weight_n = case.weight_A.astype(np.float64)[attempt_n]
     logp_n = of_ids(distributions(case, head_DV), case.rows.ids_BT)[here]
-    ratio_n = np.exp(logp_n - case.rows.logp_BT[here])
+    log_ratio_n = logp_n - case.rows.logp_BT[here]
+    row_n, _ = np.nonzero(here)
+    segment_n = case.rows.segment_BT[here]
+    same_nn = (row_n == row_n[:, None]) & (segment_n == segment_n[:, None])
+    if o.ratio == "token":
+        same_nn = np.eye(len(row_n), dtype=bool)
+    mean_nn = same_nn / same_nn.sum(1, keepdims=True)
+    ratio_n = np.exp(mean_nn @ log_ratio_n)
+    # (what a token's term weighs beside its weight, r, whether that is not pi / pi_sampler)
+    importance_n, r_n, corrected_n = {
+        "none": (np.ones_like(ratio_n), ratio_n, np.zeros_like(ratio_n, bool)),
+        "truncate": (
+            np.minimum(ratio_n, o.correction_high),
+            np.ones_like(ratio_n),
+            ratio_n > o.correction_high,
+        ),
+        "mask": (
+            np.where((ratio_n > o.correction_high) | (ratio_n < o.correction_low), 0.0, ratio_n),
+            np.ones_like(ratio_n),
+            (ratio_n > o.correction_high) | (ratio_n < o.correction_low),
+        ),
+    }[o.correction]
     # min(ratio A, clipped ratio A) takes the bound above for gains, below for losses.
-    clipped_n = np.where(advantage_n > 0, ratio_n > 1 + CLIP.high, ratio_n < 1 - CLIP.low)
-    return Reference(case.weight_A.astype(np.float64)[attempt_n], advantage_n, ratio_n, clipped_n)
+    high, low = 1 + o.clip_high, 1 - o.clip_low
+    clipped_n = np.where(advantage_n > 0, r_n > high, r_n < low)
+    taken_n = np.where(clipped_n, np.clip(r_n, low, high), r_n)
+    part_n = weight_n * importance_n * advantage_n
+    slope_n = mean_nn.T @ np.where(clipped_n, 0.0, -part_n * r_n)
+    total = -np.sum(part_n * taken_n)
+    k3_n = np.zeros_like(r_n)
+    if o.kl:
+        d_n = logp_n - case.reference_BT[here]
+        k3_n = np.exp(-d_n) - 1 + d_n
+        # The penalty weighs what a token's term weighs.
+        weight_n = weight_n * importance_n
+        total += o.kl * np.sum(weight_n * (k3_n if o.kl_estimator == "k3" else d_n**2 / 2))
+        slope_n = slope_n + o.kl * weight_n * (1 - np.exp(-d_n) if o.kl_estimator == "k3" else d_n)
+    return Reference(
+        float(total), slope_n, advantage_n, log_ratio_n, r_n, clipped_n, corrected_n, k3_n
+    )
 
 
-def slopes(case: Case) -> np.ndarray:
-    """d loss / d log p of the tokens that count, by hand: -weight * ratio * A unless clipped."""
-    ref = reference(case)
-    return np.where(ref.clipped_n, 0.0, -ref.weight_n * ref.ratio_n * ref.advantage_n)
-
-
-def reference_gradient(case: Case) -> np.ndarray:
+def reference_gradient(case: Case, objective: Objective = PLAIN) -> np.ndarray:
     """d loss / d head [D, V]."""
     here = counted(case)
     slope_nV = -np.exp(distributions(case)[here])
     slope_nV[np.arange(len(slope_nV)), case.rows.ids_BT[here]] += 1.0
     temperature_n = case.rows.temperature_BT[here]
-    slope_nV *= (slopes(case) / np.where(temperature_n == 0, 1.0, temperature_n))[:, None]
+    slope_nV *= (
+        reference(case, objective).slope_n / np.where(temperature_n == 0, 1.0, temperature_n)
+    )[:, None]
     b, t = np.nonzero(here)
     return case.hidden_BTD[b, t - 1].T @ slope_nV
 
@@ -157,12 +204,20 @@ def make(seed: int) -> Case:
     advantage_A = rng.permutation(np.float32([1.5, 0.8, 0.4, -0.5, -0.9, -1.6]))
     weight_A = (rng.uniform(0.5, 1.5, ATTEMPTS) / 60).astype(np.float32)
     weight_A[4] = 0.0  # as if its group taught nothing
-    case = Case(rows, advantage_A, weight_A, np.asarray(hidden(rows), np.float64))
+    case = Case(
+        rows,
+        advantage_A,
+        weight_A,
+        np.asarray(hidden(rows), np.float64),
+        np.zeros_like(rows.logp_BT),
+    )
     apart_BT = rng.uniform(-0.7, 0.7, rows.ids_BT.shape)
-    for edge in (np.log(1 - CLIP.low), np.log(1 + CLIP.high)):
+    for edge in np.log([1 - PLAIN.clip_low, 1 + PLAIN.clip_high, 1.3, 0.7, 1.4]):
         apart_BT = np.where(np.abs(apart_BT - edge) < 0.01, edge + 0.02, apart_BT)
     logp_BT = of_ids(distributions(case), rows.ids_BT) - apart_BT
     rows.logp_BT[rows.sampled_BT] = logp_BT[rows.sampled_BT]
+    apart_BT = rng.uniform(-0.7, 0.7, rows.ids_BT.shape)
+    case.reference_BT[rows.sampled_BT] = (logp_BT - apart_BT)[rows.sampled_BT]
     return case
 
 
@@ -177,45 +232,76 @@ def assert_same(got: tuple[float, Sums, np.ndarray], wanted: tuple[float, Sums, 
 
 
 def test_the_cases_are_what_they_should_be():
-    """Either bound is passed with either sign of advantage, in every case; rows are shared."""
+    """Either bound is passed with either sign of advantage, in every case; rows are shared; every
+    correction takes hold of some tokens and leaves others."""
     for case in map(make, SEEDS):
         ref = reference(case)
         for gains in (ref.advantage_n > 0, ref.advantage_n < 0):
-            assert (gains & (ref.ratio_n > 1 + CLIP.high)).sum() >= 2
-            assert (gains & (ref.ratio_n < 1 - CLIP.low)).sum() >= 2
+            assert (gains & (ref.r_n > 1 + PLAIN.clip_high)).sum() >= 2
+            assert (gains & (ref.r_n < 1 - PLAIN.clip_low)).sum() >= 2
             assert 0.1 < ref.clipped_n[gains].mean() < 0.6
         assert (case.rows.segment_BT.max(axis=1)[:3] >= 2).all()
         assert set(case.rows.temperature_BT.flat) == set(np.float32([0.0, 0.7, 1.0, 1.3]))
+    for name in ("sequence", "truncate", "mask", "sequence truncate", "sequence mask"):
+        refs = [reference(make(seed), OBJECTIVES[name]) for seed in SEEDS]
+        out = np.concatenate([r.clipped_n if name == "sequence" else r.corrected_n for r in refs])
+        assert 0.05 < out.mean() < 0.8, name
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_gradient_is_the_reference(seed: int):
-    wanted, (_, _, gradient) = reference_gradient(make(seed)), run(make(seed))
-    assert np.abs(wanted).max() > 0.01
-    np.testing.assert_allclose(gradient, wanted, atol=1e-5 * np.abs(wanted).max())
-    assert (gradient[:, KNOWN:] == 0.0).all()  # exactly: those ids are in no distribution
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_gradient_is_the_reference(name: str):
+    for seed in SEEDS:
+        wanted = reference_gradient(make(seed), OBJECTIVES[name])
+        _, _, gradient = run(make(seed), OBJECTIVES[name])
+        assert np.abs(wanted).max() > 0.003
+        np.testing.assert_allclose(gradient, wanted, atol=1e-5 * np.abs(wanted).max())
+        assert (gradient[:, KNOWN:] == 0.0).all()  # exactly: those ids are in no distribution
 
 
-def test_the_references_gradient_is_its_slope():
-    case, rng = make(0), np.random.default_rng(5)
+@pytest.mark.parametrize("name", ["plain", "sequence", "k2", "k3"])
+def test_the_references_gradient_is_its_slope(name: str):
+    """Where nothing of the loss is a constant by decree."""
+    case, rng, objective = make(0), np.random.default_rng(5), OBJECTIVES[name]
     for _ in range(3):
         way_DV = rng.standard_normal(HEAD_DV.shape)
-        up, down = (reference(case, HEAD_DV + h * way_DV).loss for h in (1e-6, -1e-6))
-        wanted = float(np.sum(reference_gradient(case) * way_DV))
+        up, down = (reference(case, objective, HEAD_DV + h * way_DV).loss for h in (1e-6, -1e-6))
+        wanted = float(np.sum(reference_gradient(case, objective) * way_DV))
         assert (up - down) / 2e-6 == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_loss_and_sums_are_the_reference(seed: int):
-    case = make(seed)
-    ref, (value, sums, _) = reference(case), run(case)
-    assert value == float(sums.loss) == pytest.approx(ref.loss, abs=2e-6)
-    logp_nV, log_ratio_n = distributions(case)[counted(case)][:, :KNOWN], np.log(ref.ratio_n)
-    assert float(sums.tokens) == len(ref.ratio_n)
-    assert float(sums.entropy) == pytest.approx(-np.sum(np.exp(logp_nV) * logp_nV), rel=1e-5)
-    assert float(sums.kl) == pytest.approx(np.sum(ref.ratio_n - 1 - log_ratio_n), rel=1e-4)
-    assert float(sums.clipped) == ref.clipped_n.sum()
-    assert float(sums.gap) == pytest.approx(np.abs(log_ratio_n).max(), abs=1e-5)
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_loss_and_sums_are_the_reference(name: str):
+    for seed in SEEDS:
+        case = make(seed)
+        ref, (value, sums, _) = (f(case, OBJECTIVES[name]) for f in (reference, run))
+        assert value == float(sums.loss) == pytest.approx(ref.loss, abs=1e-6)
+        logp_nV = distributions(case)[counted(case)][:, :KNOWN]
+        assert float(sums.tokens) == len(ref.r_n)
+        assert float(sums.entropy) == pytest.approx(-np.sum(np.exp(logp_nV) * logp_nV), rel=1e-5)
+        wanted = np.sum(np.exp(ref.log_ratio_n) - 1 - ref.log_ratio_n)
+        assert float(sums.kl) == pytest.approx(wanted, rel=1e-4)
+        assert float(sums.kl_reference) == pytest.approx(ref.k3_n.sum(), rel=1e-4)
+        assert float(sums.clipped) == ref.clipped_n.sum()
+        assert float(sums.corrected) == ref.corrected_n.sum()
+        assert float(sums.log_ratio_high) == pytest.approx(ref.log_ratio_n.max(), abs=1e-5)
+        assert float(sums.log_ratio_low) == pytest.approx(ref.log_ratio_n.min(), abs=1e-5)
+
+
+def test_k2_has_the_gradient_of_the_reverse_kl_and_k3_that_of_the_forward_one():
+    """In expectation over tokens that the policy drew; k1's, as a loss, is 0 (trl#4967)."""
+    rng = np.random.default_rng(3)
+    logits_V, other_V = rng.standard_normal((2, 7))
+    logp_V, ref_V = (x - np.log(np.exp(x).sum()) for x in (logits_V, other_V))
+    p_V, q_V, d_V = np.exp(logp_V), np.exp(ref_V), logp_V - ref_V
+    score_VV = np.eye(7) - p_V  # d log p_i / d logit_j
+
+    def expected(slope_V: np.ndarray) -> np.ndarray:
+        return (p_V * slope_V) @ score_VV
+
+    reverse = (p_V * (d_V - p_V @ d_V)) @ np.eye(7)  # d KL(pi || ref) / d logits
+    np.testing.assert_allclose(expected(d_V), reverse, atol=1e-12)
+    np.testing.assert_allclose(expected(1 - np.exp(-d_V)), p_V - q_V, atol=1e-12)
+    np.testing.assert_allclose(expected(np.ones(7)), 0, atol=1e-12)
 
 
 # --- what must not change them --------------------------------------------------------------------
@@ -238,14 +324,19 @@ def test_micro_batches_add_up(seed: int):
 
 
 @pytest.mark.parametrize("junk", [np.nan, np.inf, -np.inf, -1e30])
-def test_what_does_not_count_poisons_nothing(junk: float, monkeypatch: pytest.MonkeyPatch):
-    case = make(2)
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_what_does_not_count_poisons_nothing(
+    name: str, junk: float, monkeypatch: pytest.MonkeyPatch
+):
+    """verl PR#6349 and tunix: value * mask keeps NaN."""
+    case, objective = make(2), OBJECTIVES[name]
     silent_BT = ~counted(case)
     advantage_A = np.where(case.weight_A > 0, case.advantage_A, np.float32(junk))
-    for name in ("logp_BT", "temperature_BT"):
-        junk_BT = np.where(silent_BT, np.float32(junk), getattr(case.rows, name))
-        got = run(case._replace(advantage_A=advantage_A), **{name: junk_BT})
-        assert_same(got, run(case))
+    reference_BT = np.where(silent_BT, np.float32(junk), case.reference_BT)
+    planted = case._replace(advantage_A=advantage_A, reference_BT=reference_BT)
+    for array in ("logp_BT", "temperature_BT"):
+        junk_BT = np.where(silent_BT, np.float32(junk), getattr(case.rows, array))
+        assert_same(run(planted, objective, **{array: junk_BT}), run(case, objective))
     # The gradient with respect to the log-probabilities alone, with junk in the learner's too.
     monkeypatch.setattr(loss, "token_scores", lambda logp_BT, *_, **__: (logp_BT, logp_BT))
     learners_BT = of_ids(distributions(case), case.rows.ids_BT)
@@ -253,8 +344,12 @@ def test_what_does_not_count_poisons_nothing(junk: float, monkeypatch: pytest.Mo
         np.where(silent_BT, junk, x).astype(np.float32) for x in (case.rows.logp_BT, learners_BT)
     )
     rows = dataclasses.replace(case.rows, logp_BT=theirs_BT)
-    slope_BT = jax.grad(lambda x: policy_loss(x, rows, advantage_A, case.weight_A)[0])(logp_BT)
-    np.testing.assert_allclose(slope_BT[~silent_BT], slopes(case), rtol=1e-5)
+    given = (rows, objective, advantage_A, case.weight_A, reference_BT)
+    slope_BT = jax.grad(lambda x: policy_loss(x, *given)[0])(logp_BT)
+    wanted_n = reference(case, objective).slope_n
+    np.testing.assert_allclose(
+        slope_BT[~silent_BT], wanted_n, rtol=1e-5, atol=1e-5 * np.abs(wanted_n).max()
+    )
     assert (slope_BT[silent_BT] == 0.0).all()
 
 
@@ -279,7 +374,7 @@ def test_an_all_masked_batch_has_loss_zero_and_finite_zero_gradients(how: str):
     }
     weight_A = case.weight_A * (how in masked)
     got = run(case._replace(rows=masked.get(how, case.rows), weight_A=weight_A))
-    assert_same(got, (0.0, Sums(*[0.0] * 6), np.zeros_like(HEAD_DV)))  # and so no NaN
+    assert_same(got, (0.0, Sums(*[0.0] * 9), np.zeros_like(HEAD_DV)))  # and so no NaN
 
 
 # --- scores ---------------------------------------------------------------------------------------
@@ -289,7 +384,7 @@ def test_ids_beyond_the_vocabulary_do_not_exist():
     """As if the model's logits ended before them."""
     case, rows = make(5), make(5).rows
     scores = jax.jit(token_scores, static_argnames=("config", "vocab_size"))
-    logp_BT, entropy_BT = scores(PARAMS, CONFIG, rows, vocab_size=KNOWN)
+    logp_BT, entropy_BT = scores(PARAMS, CONFIG, rows, rows.segment_BT >= 0, vocab_size=KNOWN)
     cut_BTV = distributions(case)[..., :KNOWN]
     predicted_BT = rows.position_BT > 0
     for got_BT, wanted_BT in (

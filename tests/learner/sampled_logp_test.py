@@ -87,7 +87,9 @@ def members(temperature: float) -> list[Trajectory]:
 
 @jax.jit
 def _logp(params: Any, rows: PackedRows) -> jax.Array:
-    return token_scores(params, STORED.config, rows, vocab_size=CODEC.vocab_size)[0]
+    return token_scores(params, STORED.config, rows, rows.sampled_BT, vocab_size=CODEC.vocab_size)[
+        0
+    ]
 
 
 def apart(rows: PackedRows) -> np.ndarray:

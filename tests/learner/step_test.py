@@ -15,7 +15,7 @@ import pytest
 from harness_s_jax import metrics, types
 from harness_s_jax.batch import train_batch
 from harness_s_jax.learner import step
-from harness_s_jax.learner.loss import Sums
+from harness_s_jax.learner.loss import Objective, Sums
 from harness_s_jax.model import qwen3_5, shard
 from harness_s_jax.model.config import Qwen35Config
 from harness_s_jax.types import Group, Outcome, PackedRows, Segment, TrainBatch
@@ -29,8 +29,9 @@ CONFIG = Qwen35Config(
 )  # fmt: skip
 KNOWN, ROW, MICRO, ATTEMPTS = 37, 32, 4, 16
 HYPER = step.Hyper(
-    learning_rate=1e-2, warmup_updates=2, weight_decay=0.1, max_grad_norm=6.0, clip_low=0.2,
-    clip_high=0.3, std="sample", eps=1e-3, aggregation="attempt",
+    learning_rate=1e-2, warmup_updates=2, weight_decay=0.1, max_grad_norm=6.0,
+    baseline="mean", std="sample", eps=1e-3,
+    objective=Objective(clip_low=0.2, clip_high=0.3, aggregation="attempt"),
 )  # fmt: skip
 MESH = shard.make_mesh()
 PARAMS = jax.device_get(qwen3_5.init_params(CONFIG, jax.random.key(1)))
@@ -56,6 +57,12 @@ def learner() -> step.Learner:
         fresh(), CONFIG, HYPER, MESH,
         step.Shapes(vocab_size=KNOWN, attempts=ATTEMPTS, micro_rows=MICRO, row_tokens=ROW),
     )  # fmt: skip
+
+
+def updated(learner: step.Learner, state: step.State, given: TrainBatch) -> tuple[step.State, Any]:
+    """The state after an update, and its metrics."""
+    state, outcome = step.update(learner, state, given)
+    return state, step.report(outcome)
 
 
 # --- batches --------------------------------------------------------------------------------------
@@ -134,7 +141,7 @@ def gradient(params: Any, given: TrainBatch) -> tuple[Any, Sums]:
     weights = learner().weigh(given.reward_A, given.group_A, given.tokens_A)
     carry = learner().blank()
     for rows in given.rows:
-        carry = learner().accumulate(params, carry, rows, *weights)
+        carry = learner().accumulate(params, carry, rows, *weights, None)
     return jax.device_get(carry)
 
 
@@ -169,7 +176,7 @@ def test_updates_are_numpys_adamw():
     for seed in range(4):
         given = batch(*TEACHES, seed=seed)
         grads, _ = gradient(state.params, given)
-        state, report = step.update(learner(), state, given)
+        state, report = updated(learner(), state, given)
         adam.update(grads)
         norms.append(norm(grads))
         assert report["learner/grad_norm"] == pytest.approx(norms[-1], rel=1e-5)
@@ -206,7 +213,7 @@ def test_micro_batches_are_one_batch():
     split = dataclasses.replace(whole, rows=tuple(parts))
     one, two = (gradient(PARAMS, given) for given in (whole, split))
     assert_same(two[0], one[0], 1e-6)
-    one, two = (step.update(learner(), fresh(), given) for given in (whole, split))
+    one, two = (updated(learner(), fresh(), given) for given in (whole, split))
     assert_same(two[0].params, one[0].params, 1e-5)
     assert two[1] == pytest.approx(one[1], rel=1e-5)
 
@@ -216,14 +223,14 @@ def test_micro_batches_are_one_batch():
 
 @pytest.mark.parametrize("outcomes", NOTHING, ids=["no group", "flat", "lost", "groups of one"])
 def test_a_batch_that_teaches_nothing_is_no_update(outcomes: tuple[str, ...]):
-    state, _ = step.update(learner(), fresh(), batch(*TEACHES))
+    state, _ = updated(learner(), fresh(), batch(*TEACHES))
     before = jax.tree.map(np.array, state)
-    state, report = step.update(learner(), state, batch(*outcomes))
+    state, report = updated(learner(), state, batch(*outcomes))
     assert_same(state, before)  # the optimizer's state and count too
-    assert report == {"learner/updated": 0.0}
-    after, _ = step.update(learner(), state, batch(*TEACHES, seed=1))
-    other, _ = step.update(learner(), fresh(), batch(*TEACHES))
-    assert_same(after, step.update(learner(), other, batch(*TEACHES, seed=1))[0])
+    assert report == {"learner/updated": 0.0, "learner/skipped": 0.0}
+    after, _ = updated(learner(), state, batch(*TEACHES, seed=1))
+    other, _ = updated(learner(), fresh(), batch(*TEACHES))
+    assert_same(after, updated(learner(), other, batch(*TEACHES, seed=1))[0])
 
 
 @pytest.mark.parametrize("how", ["nothing sampled", "only padding", "nobody taught"])
@@ -237,7 +244,7 @@ def test_an_all_masked_batch_has_finite_zero_gradients_everywhere(how: str):
         "only padding": PackedRows.empty(MICRO, ROW),
     }
     rows, weights = masked.get(how, rows), [x * (how in masked) for x in weights]
-    grads, sums = learner().accumulate(PARAMS, learner().blank(), rows, *weights)
+    grads, sums = learner().accumulate(PARAMS, learner().blank(), rows, *weights, None)
     assert_same(grads, jax.tree.map(np.zeros_like, PARAMS))  # and so no NaN
     assert_same(sums, Sums(*[0.0] * len(Sums._fields)))
 
@@ -248,13 +255,13 @@ def test_a_copy_outlives_the_update():
     for seed in range(3):
         copies.append(shard.local_copy(MESH, state.params, "float32"))
         old = state
-        state, _ = step.update(learner(), state, batch(*TEACHES, seed=seed))
+        state, _ = updated(learner(), state, batch(*TEACHES, seed=seed))
         assert all(x.is_deleted() for x in jax.tree.leaves(old))
     # The same again, since reading an array as numpy's would keep it from being donated.
     state = fresh()
     for seed, copy in enumerate(copies):
         assert_same(copy, state.params)
-        state, _ = step.update(learner(), state, batch(*TEACHES, seed=seed))
+        state, _ = updated(learner(), state, batch(*TEACHES, seed=seed))
     assert np.abs(np.subtract(copies[1]["embed_VD"], copies[0]["embed_VD"])).max() > 1e-3
 
 
@@ -286,7 +293,7 @@ def test_nothing_compiles_after_the_build():
     assert learner().compiled == 4
     before = len(COMPILED)
     for given in batches:
-        state = step.update(learner(), state, given)[0]
+        state = updated(learner(), state, given)[0]
         shard.local_copy(MESH, state.params, "float32")
     assert len(COMPILED) == before
     jax.block_until_ready(jax.jit(lambda x: jnp.sin(x) * 3)(np.float32(before)))
@@ -296,19 +303,21 @@ def test_nothing_compiles_after_the_build():
 def test_another_shape_is_an_error():
     given = dataclasses.replace(batch(*TEACHES), rows=(PackedRows.empty(MICRO + 1, ROW),))
     with pytest.raises(TypeError, match="compiled"):
-        step.update(learner(), fresh(), given)
+        updated(learner(), fresh(), given)
 
 
 def test_every_declared_metric_is_reported_and_true():
     given = batch(*TEACHES)
-    (_, sums), (_, report) = gradient(PARAMS, given), step.update(learner(), fresh(), given)
+    (_, sums), (_, report) = gradient(PARAMS, given), updated(learner(), fresh(), given)
     assert set(report) == {name for name in metrics.METRICS if name.startswith("learner/")}
+    high, low = float(sums.log_ratio_high), float(sums.log_ratio_low)
     assert all(type(value) is float and math.isfinite(value) for value in report.values())
     tokens = sum(rows.sampled_BT.sum() for rows in given.rows)
     wanted = {
-        "updated": 1, "loss": sums.loss, "tokens": tokens, "entropy": sums.entropy / tokens,
+        "updated": 1, "skipped": 0, "loss": sums.loss, "tokens": tokens, "entropy": sums.entropy / tokens,
         "kl_to_sampler": sums.kl / tokens, "clipped_fraction": sums.clipped / tokens,
-        "logp_gap_max": sums.gap, "grad_norm": report["learner/grad_norm"],
+        "kl_to_reference": 0.0, "corrected_fraction": 0.0, "ratio_max": math.exp(high),
+        "ratio_min": math.exp(low), "logp_gap_max": max(high, -low), "grad_norm": report["learner/grad_norm"],
     }  # fmt: skip
     assert report == pytest.approx({f"learner/{k}": float(v) for k, v in wanted.items()}, rel=1e-5)
     assert 0 < report["learner/entropy"] <= math.log(KNOWN)

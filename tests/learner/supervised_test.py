@@ -43,7 +43,9 @@ def scored(batch: PackedRows) -> tuple[jax.Array, jax.Array]:
     """What is tested, [B, T], and the model's own scores [B, T, V]."""
     hidden_BTD = qwen3_5.forward(PARAMS, CONFIG, batch.ids_BT, batch.segment_BT, batch.position_BT)
     logits_BTV = qwen3_5.logits(PARAMS, CONFIG, hidden_BTD)
-    logp_BT, _ = token_scores(PARAMS, CONFIG, batch, vocab_size=CONFIG.vocab_size)
+    logp_BT, _ = token_scores(
+        PARAMS, CONFIG, batch, batch.segment_BT >= 0, vocab_size=CONFIG.vocab_size
+    )
     return logp_BT, logits_BTV
 
 

@@ -23,10 +23,11 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from harness_s_jax.batch import lay_out, pack_rows
 from harness_s_jax.learner import step
+from harness_s_jax.learner.loss import Objective
 from harness_s_jax.model import qwen3_5, shard
 from harness_s_jax.model.config import Qwen35Config
 from harness_s_jax.model.params import Qwen35
-from harness_s_jax.types import Segment, TrainBatch
+from harness_s_jax.types import Packed, Segment, TrainBatch
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Qwen35Config(
@@ -40,11 +41,10 @@ HYPER = step.Hyper(
     warmup_updates=1,
     weight_decay=0.1,
     max_grad_norm=1.0,
-    clip_low=0.2,
-    clip_high=0.2,
+    baseline="mean",
     std="population",
     eps=1e-4,
-    aggregation="token",
+    objective=Objective(clip_low=0.2, clip_high=0.2),
 )
 ROW, MICRO, ATTEMPTS = 28, 8, 24
 MESHES = {"8,1": (8, 1), "4,2": (4, 2), "2,4": (2, 4)}  # (fsdp, tensor)
@@ -226,6 +226,7 @@ def batch(seed: int) -> TrainBatch:
         reward_A=(np.arange(ATTEMPTS) % 4 == 1).astype(np.float32),
         group_A=(np.arange(ATTEMPTS) // 4).astype(np.int32),
         tokens_A=np.asarray([s.sampled_T.sum() for s in segments], np.int32),
+        packed=Packed((), 0, 0),
     )
 
 
@@ -276,7 +277,7 @@ def gradients(mesh: Mesh, state: step.State, learner: step.Learner) -> tuple[Any
     weights = learner.weigh(given.reward_A, given.group_A, given.tokens_A)
     carry = learner.blank()
     for rows in given.rows:
-        carry = learner.accumulate(state.params, carry, rows, *weights)
+        carry = learner.accumulate(state.params, carry, rows, *weights, None)
     grads, facts = jax.device_get(carry)
     stacks = whole_stacks(learner.accumulate.as_text(), mesh)
     return grads, {"loss": float(facts.loss), "whole_stacks": stacks}
@@ -287,7 +288,8 @@ def two_updates(mesh: Mesh) -> tuple[Any, Any, dict[str, Any]]:
     learner = build(mesh, state)
     grads, facts = gradients(mesh, state, learner)
     shapes, share = {"at first": shapes_of(state.params)}, {"at first": share_of(state)}
-    state, report = step.update(learner, state, batch(0))
+    state, outcome = step.update(learner, state, batch(0))
+    report = step.report(outcome)
     state, _ = step.update(learner, state, batch(1))
     shapes["after"], share["after"] = shapes_of(state.params), share_of(state)
     copy = shard.local_copy(mesh, state.params, "float32")
@@ -309,7 +311,7 @@ def applied(mesh: Mesh, grads: Any) -> Any:
     state = step.init_state(params(), HYPER, mesh)
     learner = build(mesh, state)
     placed = jax.tree.map(jax.device_put, grads, shard.shardings(mesh, grads))
-    return jax.device_get(learner.apply(state, placed)[0].params)
+    return jax.device_get(learner.apply(state, placed, np.float32(0))[0].params)
 
 
 def apart(one: Any, other: Any) -> float:
