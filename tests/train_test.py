@@ -132,9 +132,9 @@ def watched(loses: Callable[[str, int], bool] = lambda session, times: False) ->
             raise InfraError("the host is gone")
         return sampled
 
-    def learnt(learner: Any, state: Any, batch: Any) -> Any:
+    def learnt(learner: Any, state: Any, batch: Any, *reference: Any) -> Any:
         watch.batches.append(batch)
-        return update(learner, state, batch)
+        return update(learner, state, batch, *reference)
 
     def heard(event: str, seconds: float, **about: Any) -> None:
         if 0 < len(watch.batches) < STEPS and "backend_compile" in event:
@@ -224,9 +224,9 @@ def test_a_bfloat16_policy_trains_from_float32_masters(tmp_path: Path):
     with pytest.MonkeyPatch.context() as patch:
         update = learning.update
 
-        def kept(learner: Any, state: Any, batch: Any) -> Any:
+        def kept(learner: Any, state: Any, *rest: Any) -> Any:
             states.append(jax.tree.map(lambda x: x.dtype.name, state))
-            return update(learner, state, batch)
+            return update(learner, state, *rest)
 
         patch.setattr(learning, "update", kept)
         run = trained(config, tmp_path / "run")

@@ -314,10 +314,12 @@ def test_every_declared_metric_is_reported_and_true():
     assert all(type(value) is float and math.isfinite(value) for value in report.values())
     tokens = sum(rows.sampled_BT.sum() for rows in given.rows)
     wanted = {
-        "updated": 1, "skipped": 0, "loss": sums.loss, "tokens": tokens, "entropy": sums.entropy / tokens,
+        "updated": 1, "skipped": 0, "loss": sums.loss, "tokens": tokens,
+        "entropy": sums.entropy / tokens,
         "kl_to_sampler": sums.kl / tokens, "clipped_fraction": sums.clipped / tokens,
         "kl_to_reference": 0.0, "corrected_fraction": 0.0, "ratio_max": math.exp(high),
-        "ratio_min": math.exp(low), "logp_gap_max": max(high, -low), "grad_norm": report["learner/grad_norm"],
+        "ratio_min": math.exp(low), "logp_gap_max": max(high, -low),
+        "grad_norm": report["learner/grad_norm"],
     }  # fmt: skip
     assert report == pytest.approx({f"learner/{k}": float(v) for k, v in wanted.items()}, rel=1e-5)
     assert 0 < report["learner/entropy"] <= math.log(KNOWN)
