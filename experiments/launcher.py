@@ -45,7 +45,7 @@ def main(file: str, stages: Mapping[str, Stage], choose: Callable[[], tuple[str,
     path = os.path.relpath(file)
     try:
         config, workdir, chosen = _read_flags(path, list(stages), choose)
-        hosts = Hosts(STAGE_S)
+        hosts = Hosts("stages", STAGE_S)
         if hosts.first:
             _prepare(config, workdir)
         with _alone(workdir) if hosts.first else contextlib.nullcontext():

@@ -57,10 +57,14 @@ def join(distributed: bool) -> None:
 
 
 class Hosts:
-    """This process among those of the job."""
+    """This process among those of the job, for messages on one subject.
 
-    def __init__(self, patience_s: float) -> None:
+    On every host there is one object for a subject, and none may be made twice.
+    """
+
+    def __init__(self, subject: str, patience_s: float) -> None:
         """`patience_s`: how long the slowest may be behind the fastest."""
+        self._subject = subject
         self.index, self.count = jax.process_index(), jax.process_count()
         self._patience_ms = int(1000 * (patience_s + SPARE_S))
         self._round = 0
@@ -80,11 +84,11 @@ class Hosts:
             return [value]
         client, here = _client(), self._round
         self._round += 1
-        client.key_value_set(_key(here, self.index), json.dumps(value))
+        client.key_value_set(self._key(here, self.index), json.dumps(value))
         values = []
         for host in range(self.count):
             try:
-                text = client.blocking_key_value_get(_key(here, host), self._patience_ms)
+                text = client.blocking_key_value_get(self._key(here, host), self._patience_ms)
             except jax.errors.JaxRuntimeError as e:
                 raise HostError(
                     f"host {host} of {self.count} did not come within "
@@ -93,16 +97,15 @@ class Hosts:
                 ) from None
             values.append(json.loads(text))
         if here:  # who brought this value has read all of the round before
-            client.key_value_delete(_key(here - 1, self.index))
+            client.key_value_delete(self._key(here - 1, self.index))
         return values
 
     def tell(self, make: Callable[[], T]) -> T:
         """What the first host makes (plain JSON data), on all."""
         return self.share(make() if self.first else None)[0]
 
-
-def _key(number: int, host: int) -> str:
-    return f"harness_s_jax/{number}/{host}"
+    def _key(self, number: int, host: int) -> str:
+        return f"harness_s_jax/{self._subject}/{number}/{host}"
 
 
 def _client() -> Any:

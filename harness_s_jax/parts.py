@@ -118,6 +118,11 @@ def make_learner(
       ConfigError: rows and devices do not go together.
     """
     sizes, stored = config.learner, parts.stored
+    if sizes.micro_rows % (sharing := parts.mesh.shape["fsdp"]):
+        raise ConfigError(
+            f"got {sizes.micro_rows} for config.learner.micro_rows; {sharing} groups of devices "
+            f"share the rows of a micro-batch: give a multiple of {sharing}"
+        )
     hyper = learning.Hyper(**sizes.hyper, objective=Objective(**sizes.objective))
     reference = None
     if hyper.objective.kl:
@@ -130,10 +135,7 @@ def make_learner(
         row_tokens=sizes.row_tokens,
         remat=sizes.remat,
     )
-    try:
-        learner = learning.build(state, stored.config, hyper, parts.mesh, shapes)
-    except ValueError as e:
-        raise ConfigError(f"cannot build the learner: {e} (config.learner.micro_rows)") from None
+    learner = learning.build(state, stored.config, hyper, parts.mesh, shapes)
     say(
         f"train: the learner's {learner.compiled} programs compiled in "
         f"{learner.compile_seconds:.1f} s"

@@ -62,7 +62,7 @@ Say = Callable[[str], None]
 
 def stage(config: Any, workdir: Path, say: Say) -> None:
     """Trains the run's policy; the result is <workdir>/trained."""
-    hosts = Hosts(config.rollout.phase_s)
+    hosts = Hosts("train", config.rollout.phase_s)
     with metrics.stage(workdir, "train") if hosts.first else contextlib.nullcontext():
         if (workdir / "trained").exists():
             say("train: the trained policy is there already")

@@ -189,11 +189,14 @@ def lower(
         )[0]
 
     reward_A, number_A = np.zeros(shapes.attempts, np.float32), np.zeros(shapes.attempts, np.int32)
-    rows = PackedRows.empty(micro_rows, row_tokens)
+    # Shapes alone: what hosts hold of a micro-batch are different rows.
+    rows = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), PackedRows.empty(micro_rows, row_tokens)
+    )
     carry = jax.eval_shape(blank)
     ref_BT, scores = None, {}
     if hyper.objective.kl:
-        ref_BT = np.zeros((micro_rows, row_tokens), np.float32)
+        ref_BT = jax.ShapeDtypeStruct((micro_rows, row_tokens), np.float32)
         reference = jax.eval_shape(
             functools.partial(shard.computed, dtype=config.dtype), state.params
         )
