@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -63,6 +63,7 @@ PASSES = {
     "forward_backward_remat": "fwd_bwd_remat",
 }
 MATMULS = (1024, 2048, 3072)
+PRODUCT = jax.jit(jnp.matmul)
 LARGEST_GAP = 1e-4  # of the losses; of the gradients' norms, relative; measured: below 1e-5
 PAUSE = 0.05  # seconds in which the threads of the other side go to sleep
 PEER = pathlib.Path(__file__).with_name("model_torch.py")
@@ -77,61 +78,74 @@ KEEP_MEMORY = {  # glibc's
 
 Answer = dict[str, Any]
 Ask = Callable[[str], Answer]
+Pip = Callable[..., bool]  # `pip install` with these arguments: has it worked?
 
 
 # --- the peer ----------------------------------------------------------------------------------
 
 
-def peer_python() -> str:
-    """The python of an environment with torch; makes it on first use."""
+def peer_python(name: str, pins: Sequence[str], install: Callable[[Pip], bool]) -> str:
+    """The python of an environment with what `pins` name; `install` fills it on first use."""
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
-    home = cache / "harness_s_jax" / "bench-torch"
+    home, packages = cache / "harness_s_jax" / name, " and ".join(pins)
     python = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    ready, wanted = home / "ready", f"{platform.python_version()} {TORCH} {TRANSFORMERS}"
+    ready, wanted = home / "ready", " ".join((platform.python_version(), *pins))
     if ready.exists() and ready.read_text() == wanted:
         return str(python)
-    print(f"Installing torch and transformers in {home}.", file=sys.stderr)
+    print(f"Installing {packages} in {home}.", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
 
-    def install(*arguments: str) -> bool:
+    def pip(*arguments: str) -> bool:
         command = [str(python), "-m", "pip", "install", *arguments]
         return subprocess.run(command, stdout=sys.stderr, check=False).returncode == 0
 
-    small = install(TORCH, "--index-url", CPU_WHEELS, "--retries=1", "--timeout=20")
-    if not small:
-        print(f"{CPU_WHEELS} has not served it: the package index will.", file=sys.stderr)
-    if not (small or install(TORCH)) or not install(TRANSFORMERS, "numpy"):
+    if not install(pip):
         raise SystemExit(
-            f"pip could not install {TORCH} and {TRANSFORMERS} in {home}: see above, or name the"
-            " python of an environment that has them by --peer_python."
+            f"pip could not install {packages} in {home}: see above, or name the python of an"
+            " environment that has them by --peer_python."
         )
     ready.write_text(wanted)
     return str(python)
 
 
+def install_torch(pip: Pip) -> bool:
+    """The small wheels of torch for CPUs where they are served, else those of the index."""
+    small = pip(TORCH, "--index-url", CPU_WHEELS, "--retries=1", "--timeout=20")
+    if not small:
+        print(f"{CPU_WHEELS} has not served it: the package index will.", file=sys.stderr)
+    return (small or pip(TORCH)) and pip(TRANSFORMERS, "numpy")
+
+
 @contextlib.contextmanager
-def peer(python: str, directory: pathlib.Path, threads: int) -> Iterator[tuple[Answer, Ask]]:
-    """The peer's process: (its versions, a function that asks it for one measurement)."""
-    command = [python, "-I", str(PEER), str(directory), str(threads)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+def peer(python: str, script: pathlib.Path, *arguments: str) -> Iterator[tuple[Answer, Ask]]:
+    """The peer's process: (its first answer, a function that asks it for one measurement)."""
+    command = [python, "-I", str(script), *arguments]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True) as child:
+    try:
+        child = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
+    except OSError as e:
+        raise SystemExit(f"{python} cannot be run ({e.strerror}); see --peer_python.") from None
+    with child:
 
         def answer() -> Answer:
             line = child.stdout.readline()
             if not line:
-                raise SystemExit(f"{python} {PEER.name} ended ({child.wait()}): see its error.")
+                raise SystemExit(f"{python} {script.name} ended ({child.wait()}): see its error.")
             return json.loads(line)
 
+        def say(command: str) -> None:
+            with contextlib.suppress(BrokenPipeError):  # it ended: the missing answer tells
+                child.stdin.write(json.dumps(command) + "\n")
+                child.stdin.flush()
+
         def ask(command: str) -> Answer:
-            child.stdin.write(json.dumps(command) + "\n")
-            child.stdin.flush()
+            say(command)
             return answer()
 
         try:
             yield answer(), ask
-            child.stdin.write(json.dumps("quit") + "\n")
-            child.stdin.flush()
+            say("quit")
             child.wait(timeout=30)
         finally:
             child.kill()
@@ -181,21 +195,31 @@ def our_side(config: Qwen35Config, params: Params, ids_BT: np.ndarray, remat: st
         "forward_backward_remat": lambda p, b: gradient(p, b, remat),
     }
     compiled = {name: jax.jit(f).lower(params, batch).compile() for name, f in passes.items()}
-    product = jax.jit(jnp.matmul)
 
     def ask(command: str) -> Answer:
         if command == "matmul":
-            return {str(size): matmul(size) for size in MATMULS}
+            return matmul_seconds()
         seconds, (value, grads) = timed(lambda: compiled[command](params, batch))
         squares = [float(jnp.vdot(g, g)) for g in jax.tree.leaves(grads)]
         return {"seconds": seconds, "loss": float(value), "grad_norm": sum(squares) ** 0.5}
 
-    def matmul(size: int) -> float:
-        x, y = jax.block_until_ready(jax.random.normal(jax.random.key(0), (2, size, size)))
-        product(x, y).block_until_ready()
-        return timed(lambda: product(x, y))[0]
-
     return ask
+
+
+def matmul_seconds() -> Answer:
+    """Seconds by size of square float32 products: what this machine can do at best."""
+
+    def seconds(size: int) -> float:
+        x, y = jax.block_until_ready(jax.random.normal(jax.random.key(0), (2, size, size)))
+        PRODUCT(x, y).block_until_ready()
+        return timed(lambda: PRODUCT(x, y))[0]
+
+    return {str(size): seconds(size) for size in MATMULS}
+
+
+def best_gflops(answers: Sequence[Answer]) -> float:
+    """The best rate of any size in the answers of `matmul_seconds`, or of a peer's like it."""
+    return max(2e-9 * int(size) ** 3 / s for answer in answers for size, s in answer.items())
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -209,13 +233,13 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 # --- both --------------------------------------------------------------------------------------
 
 
-def keep_memory() -> None:
-    """Starts this program again with an allocator that keeps freed memory, for both sides (they
-    inherit it; launch/local.sh sets the same): else a tenth of the time of either, and more of
-    ours, goes to the kernel clearing pages."""
+def keep_memory(module: str) -> None:
+    """Starts `python -m module` again with an allocator that keeps freed memory, for both sides
+    (they inherit it; launch/local.sh sets the same): else a tenth of the time of either, and more
+    of ours, goes to the kernel clearing pages."""
     if os.environ.get("MALLOC_MMAP_MAX_") != KEEP_MEMORY["MALLOC_MMAP_MAX_"]:
-        module = [sys.executable, "-m", "tests.bench.model", *sys.argv[1:]]
-        os.execve(sys.executable, module, os.environ | KEEP_MEMORY)
+        command = [sys.executable, "-m", module, *sys.argv[1:]]
+        os.execve(sys.executable, command, os.environ | KEEP_MEMORY)
 
 
 def use_cpus(threads: int) -> None:
@@ -260,12 +284,7 @@ def measure(sides: dict[str, Ask], rounds: int, operations: float) -> Answer:
         for name, short in PASSES.items()
         for side in sides
     }
-    gflops = {
-        side: max(
-            2e-9 * int(n) ** 3 / s for a in answers[side + "matmul"][1:] for n, s in a.items()
-        )
-        for side in sides
-    }
+    gflops = {side: best_gflops(answers[side + "matmul"][1:]) for side in sides}
     peak = max(gflops.values())
 
     return {
@@ -303,6 +322,27 @@ def cpu_seconds() -> float | None:
     return machine - sum(os.times()[:4])
 
 
+def cpus_of_others(began: float, before: float | None) -> float | None:
+    """CPUs that others used since the clock and cpu_seconds told these; call when the peer has
+    ended, for only then its time counts as ours."""
+    if before is None:
+        return None
+    return round((cpu_seconds() - before) / (time.perf_counter() - began), 2)
+
+
+def machine(threads: int, others: float | None, peer: Answer) -> Answer:
+    """Where and with what it was measured; a figure without it says nothing."""
+    return {
+        "cpus": os.cpu_count(),
+        "threads": threads,
+        "processor": processor(),
+        "cpus_used_by_others": others,
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "peer": peer,
+    }
+
+
 def main() -> None:
     """Runs both and prints one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -313,43 +353,34 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a tiny config: does it all work?")
     options = parser.parse_args()
 
-    keep_memory()
+    keep_memory("tests.bench.model")
     options.rounds = options.rounds or (1 if options.small else 5)
     use_cpus(options.threads)
     config, rows, tokens = (PRESETS["tiny"], 2, 128) if options.small else (CONFIG, 2, 1024)
     params = make_params(config)
     rng = np.random.default_rng(0)
     ids_BT = rng.integers(2, config.vocab_size, (rows, tokens), dtype=np.int32)
-    python = options.peer_python or peer_python()
+    pins = (TORCH, TRANSFORMERS)
+    python = options.peer_python or peer_python("bench-torch", pins, install_torch)
     began, before = time.perf_counter(), cpu_seconds()
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name) / "checkpoint"
         hf_io.save(directory, config, params)
         np.save(directory / "ids.npy", ids_BT)
-        with peer(python, directory, options.threads) as (versions, ask):
+        with peer(python, PEER, str(directory), str(options.threads)) as (versions, ask):
             started = time.perf_counter()
             ours = our_side(config, params, ids_BT, options.remat)
             compile_s = time.perf_counter() - started
             operations = 6.0 * num_params(config) * rows * tokens
             measured = measure({"": ours, "hf_": ask}, options.rounds, operations)
-    others = None  # the peer has ended: its time counts as ours
-    if before is not None:
-        others = round((cpu_seconds() - before) / (time.perf_counter() - began), 2)
+    others = cpus_of_others(began, before)
     result = {
         "options": vars(options),
         "parameters": num_params(config),
         "batch": [rows, tokens],
         **measured,
         "compile_s": round(compile_s, 1),
-        "machine": {
-            "cpus": os.cpu_count(),
-            "threads": options.threads,
-            "processor": processor(),
-            "cpus_used_by_others": others,
-            "python": platform.python_version(),
-            "jax": jax.__version__,
-            "peer": versions,
-        },
+        "machine": machine(options.threads, others, versions),
     }
     print(json.dumps(result, indent=2))
 
