@@ -28,6 +28,10 @@ FLAGS = {
     "train.steps": 4, "train.tasks": 10, "train.task_pool": 400, "train.validate_every": 2,
     "train.validation_tasks": 5, "train.save_every": 1, "anchor.tasks": 5, "sampler.slots": 16,
     "limits.temperature": 2.0,  # so that attempts differ, and some groups teach
+    # Hosts pack their own rows, so gradients are added up in another order. Of one that is 0 but
+    # for rounding Adam's first steps make steps of full size: small ones, then, or a token of
+    # thousands falls otherwise.
+    "learner.hyper.learning_rate": 1e-5,
 }  # fmt: skip
 LATE_S = 60.0
 

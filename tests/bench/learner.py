@@ -19,13 +19,12 @@ Tunix lives in a virtual environment of its own, as torch does in tests/bench/mo
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +35,8 @@ from experiments import appworld_4b
 from harness_s_jax.batch import train_batch
 from harness_s_jax.harness.context import Ledger
 from harness_s_jax.learner import step as learning
+from harness_s_jax.learner.loss import Objective
+from harness_s_jax.learner.throughput import compilations
 from harness_s_jax.metrics import Clock
 from harness_s_jax.model import qwen3_5, shard
 from harness_s_jax.model.config import PRESETS, Qwen35Config
@@ -130,7 +131,8 @@ class Policy:
     def __init__(self, config: Qwen35Config, shape: Shape):
         """Compiles the update, with the numbers that training has by default."""
         self._config, self._mesh = config, shard.make_mesh()
-        hyper = learning.Hyper(**appworld_4b.get_config().learner.hyper)
+        given = appworld_4b.get_config().learner
+        hyper = learning.Hyper(**given.hyper, objective=Objective(**given.objective))
         params = qwen3_5.init_params(config, jax.random.key(0))
         self._state = learning.init_state(params, hyper, self._mesh)
         self._learner = learning.build(
@@ -259,23 +261,6 @@ def large_update(config: Qwen35Config, shape: Shape) -> Callable[[], bench.Answe
     return lambda: {"seconds": bench.timed(lambda: policy.update(batch))[0]}
 
 
-@contextlib.contextmanager
-def compilations() -> Iterator[list[str]]:
-    """A list that grows by each program that this process compiles."""
-    compiled: list[str] = []
-
-    def hear(event: str, seconds: float, **about: Any) -> None:
-        """Counts; the event comes only where a program was not there yet."""
-        if "backend_compile" in event:
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(hear)
-    try:
-        yield compiled
-    finally:
-        jax.monitoring.unregister_event_duration_listener(hear)
-
-
 # --- both --------------------------------------------------------------------------------------
 
 
@@ -295,13 +280,14 @@ def measure(
     }
     answers: dict[str, list[bench.Answer]] = {name: [] for name in turns}
     with compilations() as compiled:
+        before = 0
         for number in range(FLAGS.warmup + rounds):
             if number == FLAGS.warmup:
-                compiled.clear()
+                before = compiled()
             for name, turn in turns.items():
                 answers[name].append(turn())
     ours.require_finite()
-    return {name: given[FLAGS.warmup :] for name, given in answers.items()}, len(compiled)
+    return {name: given[FLAGS.warmup :] for name, given in answers.items()}, compiled() - before
 
 
 def summary(config: Qwen35Config, answers: dict[str, list[bench.Answer]]) -> bench.Answer:
