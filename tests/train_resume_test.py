@@ -305,7 +305,7 @@ def training(tmp_path: Path) -> Iterator[Callable[[str], Training]]:
 
 
 @pytest.mark.slow
-def test_killed_at_five_moments_and_resumed_equals_unkilled(tmp_path: Path, training):
+def test_killed_at_ten_moments_and_resumed_equals_unkilled(tmp_path: Path, training):
     rng, whole, broken = random.Random(20), tmp_path / "whole", tmp_path / "broken"
     begun = time.monotonic()
     run = training("whole")
@@ -313,23 +313,34 @@ def test_killed_at_five_moments_and_resumed_equals_unkilled(tmp_path: Path, trai
     ready = time.monotonic() - run.started
     assert run.process.wait(400) == 0
     print(f"\nwhole: {time.monotonic() - begun:.1f} s, of them {ready:.1f} s to be ready")
-    few, many = rng.randint(1, 2), rng.randint(6, 10)
 
     def start_up(run: Training) -> None:
         time.sleep(rng.uniform(0.2, 0.9) * ready)
         assert run.steps == 0
 
-    def sampling(run: Training) -> None:
-        run.until(lambda: run.steps >= few)
-        time.sleep(rng.uniform(0.1, 0.9) * seconds_of(whole, "initial", few + 1))
+    def sampling(after: int) -> Callable[[Training], None]:
+        def sampling(run: Training) -> None:
+            run.until(lambda: "the learner's" in run.out and run.steps >= after)
+            time.sleep(rng.uniform(0.1, 0.9) * seconds_of(whole, "initial", after + 1))
 
-    def update(run: Training) -> None:
-        run.until(lambda: run.steps >= many)
-        parts = [seconds_of(whole, part, many + 1) for part in ("initial", "rescue", "update")]
-        time.sleep(parts[0] + parts[1] + rng.uniform(0.1, 0.9) * parts[2])
+        return sampling
+
+    def update(after: int) -> Callable[[Training], None]:
+        def update(run: Training) -> None:
+            run.until(lambda: "the learner's" in run.out and run.steps >= after)
+            parts = [seconds_of(whole, part, after + 1) for part in ("initial", "rescue", "update")]
+            time.sleep(parts[0] + parts[1] + rng.uniform(0.1, 0.9) * parts[2])
+
+        return update
+
+    def whenever(run: Training) -> None:
+        run.until(lambda: "goes on" in run.out)
+        time.sleep(rng.uniform(0.0, 5.0))
 
     moments: list[Callable[[Training], Any]] = [
-        start_up, sampling, Training.writes_checkpoint, update, Training.writes_policy
+        start_up, sampling(rng.randint(1, 2)), Training.writes_checkpoint, update(4), whenever,
+        Training.writes_checkpoint, sampling(rng.randint(6, 8)), whenever,
+        update(rng.randint(8, 10)), Training.writes_policy,
     ]  # fmt: skip
     for moment in moments:
         run = training("broken")

@@ -1,6 +1,7 @@
 """Groups: attempts side by side, many groups at once, and the facts that rescue asks for."""
 
 import asyncio
+import time
 import zlib
 from collections.abc import Callable
 
@@ -179,11 +180,11 @@ def run_all(
     *,
     concurrency: int,
     environment: MiniWorldEnvironment | None = None,
+    phase_s: float | None = None,
     finished: Callable[[Group], None] = lambda group: None,
 ) -> list[Group]:
-    running = run_groups(
-        jobs, PHASE, setting(policy, environment), concurrency=concurrency, finished=finished
-    )
+    limits = {"concurrency": concurrency, "phase_s": phase_s}
+    running = run_groups(jobs, PHASE, setting(policy, environment), **limits, finished=finished)
     return asyncio.run(asyncio.wait_for(running, 5.0))  # it must not wait for room for ever
 
 
@@ -283,6 +284,22 @@ def test_what_runs_beside_a_group_does_not_change_it():
         for x, y in zip(a.trajectories, b.trajectories, strict=True):
             assert (x.outcome, x.turns) == (y.outcome, y.turns)
             np.testing.assert_array_equal(x.segments[0].ids_T, y.segments[0].ids_T)
+
+
+def test_what_is_not_over_with_its_phase_is_lost_and_nothing_else():
+    """A host that hangs, or loops in a time-out after the other, must not hold up a pod."""
+
+    class Stuck(Ids):
+        async def sample(self, request: SampleRequest) -> Sample:
+            if f'"{TASKS[1].id}", 1]' in request.session:
+                await asyncio.sleep(3600)
+            return await super().sample(request)
+
+    started = time.monotonic()
+    groups = run_all(jobs_of([2, 3, 1]), Stuck(), concurrency=9, phase_s=0.2)
+    assert time.monotonic() - started < 5
+    assert [[t.outcome for t in g.trajectories] for g in groups] == [[L, L], [L, X, L], [L]]
+    assert groups[1].trajectories[1].detail == "cut off: the time of the phase was over"
 
 
 def test_lost_attempts_stay_in_their_group():
