@@ -33,10 +33,7 @@ def pack_rows(segments: Sequence[Segment], row_tokens: int) -> list[list[int]]:
     for i in sorted(range(len(segments)), key=lambda i: -len(segments[i].ids_T)):
         length = len(segments[i].ids_T)
         if length > row_tokens:
-            raise ValueError(
-                f"got a segment of {length} tokens; rows hold {row_tokens}: give longer rows "
-                f"(config.learner.row_tokens) or cut it (config.learner.long_segments)"
-            )
+            raise ValueError(f"got a segment of {length} tokens; rows hold {row_tokens}")
         row = next((r for r, free in enumerate(room) if free >= length), len(rows))
         if row == len(rows):
             rows.append([])
@@ -130,7 +127,13 @@ def train_batch(
         if group_A[a] < 0:
             continue
         for whole in trajectory.segments:
-            segment = cut(whole, row_tokens) if long_segments == "cut" else whole
+            if long_segments == "refuse" and len(whole.ids_T) > row_tokens:
+                raise ValueError(
+                    f"got a segment of {len(whole.ids_T)} tokens (attempt {trajectory.key} under "
+                    f"{trajectory.harness_id}); rows hold {row_tokens}: give longer rows "
+                    f"(config.learner.row_tokens) or cut it (config.learner.long_segments)"
+                )
+            segment = cut(whole, row_tokens)
             kept = 0 if segment is None else int(segment.sampled_T.sum())
             tokens_A[a] += kept
             if segment is not None and len(rewards[g]) > 1:
