@@ -84,6 +84,9 @@ def debug() -> ConfigDict:
                 "hyper": {
                     "learning_rate": 3e-4,
                     "warmup_updates": 5,
+                    "b1": 0.9,
+                    "b2": 0.99,
+                    "adam_eps": 1e-8,
                     "weight_decay": 0.0,
                     "max_grad_norm": 1.0,
                     "baseline": "mean",  # of the group's rewards; or leave_one_out

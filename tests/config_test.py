@@ -160,6 +160,8 @@ def test_each_choice_passes_and_nothing_else(key: str):
         ("learner.hyper.warmup_updates", [1, 10**6], [0, -1]),
         ("learner.hyper.weight_decay", [0.0, 1.0], [-0.1, 1.5, math.nan]),
         ("learner.hyper.max_grad_norm", [1e-6, 1, 1e9], [0, 0.0, -1.0, math.nan, math.inf]),
+        ("learner.hyper.b2", [0.0, 0.99], [-0.1, 1.0, math.nan]),
+        ("learner.hyper.adam_eps", [1e-8, 1.0], [0.0, 2.0]),
         ("learner.objective.clip_low", [0.0, 0.2, 1.0], [-0.1, 1.1, math.nan]),
         ("learner.objective.clip_high", [0.0, 0.28, 1e9], [-0.1, math.nan, math.inf]),
         ("learner.hyper.eps", [0.0, 1e-4, 1.0], [-1e-9, 1.5, math.nan]),

@@ -29,9 +29,8 @@ FLAGS = {
     "train.validation_tasks": 5, "train.save_every": 1, "anchor.tasks": 5, "sampler.slots": 16,
     "limits.temperature": 2.0,  # so that attempts differ, and some groups teach
     # Hosts pack their own rows, so gradients are added up in another order. Of one that is 0 but
-    # for rounding Adam's first steps make steps of full size: small ones, then, or a token of
-    # thousands falls otherwise.
-    "learner.hyper.learning_rate": 1e-5,
+    # for rounding Adam would make a step of full size, and a token of thousands fall otherwise.
+    "learner.hyper.adam_eps": 1e-3,
 }  # fmt: skip
 LATE_S = 60.0
 
@@ -78,7 +77,7 @@ class Job:
 
     @property
     def attempts(self) -> dict[str, list[Any]]:
-        """Every attempt by its key and harness: host, tokens, outcome."""
+        """Every attempt by weights, key and harness: host, tokens, outcome."""
         rows = [
             row
             for file in sorted(self.workdir.glob("attempts.*.jsonl"))
@@ -124,7 +123,8 @@ def test_two_processes_with_one_of_them_late_are_one_process(alone: Job, tmp_pat
     assert_equal(alone, two)
     hosts = {name: row[0] for name, row in two.attempts.items()}
     assert set(hosts.values()) == {0, 1}
-    rescued = [hosts[name] for name in hosts if json.loads(name.rpartition("/")[0])[4] >= 4]
+    keys = {name: name.partition("/")[2].rpartition("/")[0] for name in hosts}
+    rescued = [hosts[name] for name, key in keys.items() if json.loads(key)[4] >= 4]
     print(f"\n{len(hosts)} attempts, of rescue {rescued.count(0)} on one host and "
           f"{rescued.count(1)} on the other")  # fmt: skip
     assert {0, 1} == set(rescued)
@@ -165,7 +165,8 @@ def main() -> None:
         trajectory = await run_attempt(spec, task, key, setting)
         tokens = b"".join(s.ids_T.tobytes() for s in trajectory.segments)
         row = {
-            "attempt": f"{key}/{spec.id}", "host": int(host), "outcome": trajectory.outcome.value,
+            "attempt": f"{setting.policy.weight_version}/{key}/{spec.id}", "host": int(host),
+            "outcome": trajectory.outcome.value,
             "tokens": hashlib.sha256(tokens).hexdigest(),
         }  # fmt: skip
         with (Path(workdir) / f"attempts.{host}.jsonl").open("a") as out:

@@ -35,6 +35,9 @@ class Hyper:
 
     learning_rate: float
     warmup_updates: int  # the learning rate grows linearly over these; 1: at once
+    b1: float  # Adam's
+    b2: float
+    adam_eps: float
     weight_decay: float
     max_grad_norm: float
     baseline: advantages.Baseline
@@ -47,7 +50,13 @@ class Hyper:
         return optax.chain(
             optax.clip_by_global_norm(self.max_grad_norm),
             # The schedule counts from 0, where its rate would be 0: an update for nothing.
-            optax.adamw(lambda count: rate(count + 1), b2=0.99, weight_decay=self.weight_decay),
+            optax.adamw(
+                lambda count: rate(count + 1),
+                b1=self.b1,
+                b2=self.b2,
+                eps=self.adam_eps,
+                weight_decay=self.weight_decay,
+            ),
         )
 
 

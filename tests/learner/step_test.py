@@ -29,7 +29,8 @@ CONFIG = Qwen35Config(
 )  # fmt: skip
 KNOWN, ROW, MICRO, ATTEMPTS = 37, 32, 4, 16
 HYPER = step.Hyper(
-    learning_rate=1e-2, warmup_updates=2, weight_decay=0.1, max_grad_norm=6.0,
+    learning_rate=1e-2, warmup_updates=2, b1=0.9, b2=0.99, adam_eps=1e-8,
+    weight_decay=0.1, max_grad_norm=6.0,
     baseline="mean", std="sample", eps=1e-3,
     objective=Objective(clip_low=0.2, clip_high=0.3, aggregation="attempt"),
 )  # fmt: skip

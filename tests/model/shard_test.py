@@ -39,6 +39,9 @@ CONFIG = Qwen35Config(
 HYPER = step.Hyper(
     learning_rate=1e-2,
     warmup_updates=1,
+    b1=0.9,
+    b2=0.99,
+    adam_eps=1e-8,
     weight_decay=0.1,
     max_grad_norm=1.0,
     baseline="mean",
@@ -226,7 +229,7 @@ def batch(seed: int) -> TrainBatch:
         reward_A=(np.arange(ATTEMPTS) % 4 == 1).astype(np.float32),
         group_A=(np.arange(ATTEMPTS) // 4).astype(np.int32),
         tokens_A=np.asarray([s.sampled_T.sum() for s in segments], np.int32),
-        packed=Packed((), 0, 0),
+        packed=Packed((), 0, 0, None),
     )
 
 
