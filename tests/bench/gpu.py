@@ -79,6 +79,9 @@ def hyper(learning_rate: float) -> learning.Hyper:
     return learning.Hyper(
         learning_rate=learning_rate,
         warmup_updates=1,
+        b1=0.9,
+        b2=0.99,
+        adam_eps=1e-8,
         weight_decay=0.0,
         max_grad_norm=1.0,
         baseline="mean",

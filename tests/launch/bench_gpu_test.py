@@ -12,7 +12,7 @@ import pytest
 from harness_s_jax.model.config import PRESETS
 from tests.bench import gpu
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.slow
