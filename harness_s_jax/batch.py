@@ -136,9 +136,9 @@ def train_batch(
             segment = cut(whole, row_tokens)
             kept = 0 if segment is None else int(segment.sampled_T.sum())
             tokens_A[a] += kept
-            if segment is not None and len(rewards[g]) > 1:
-                taught.append((segment, a))
+            if len(rewards[g]) > 1:
                 cut_tokens += int(whole.sampled_T.sum()) - kept
+                taught += [] if segment is None else [(segment, a)]
     segments, owners = [s for s, _ in taught], [a for _, a in taught]
     packed = pack_rows(segments, row_tokens)
     rows = tuple(

@@ -3,6 +3,7 @@ what an update needs of its groups, and nothing else."""
 
 import dataclasses
 import itertools
+import json
 import math
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness_s_jax.batch import lay_out, pack_rows, train_batch
+from harness_s_jax.batch import agreed, cut, lay_out, pack_rows, to_agree_on, train_batch
 from harness_s_jax.types import (
     AttemptKey,
+    Counted,
     Group,
     Outcome,
+    Packed,
     PackedRows,
     Segment,
     Task,
@@ -169,7 +172,7 @@ def group(name: str, *members: tuple[Outcome, list[Segment]]) -> Group:
     return Group(name, task, "initial", tuple(trajectories))
 
 
-def batch_of(groups: list[Group], **changes: int) -> TrainBatch:
+def batch_of(groups: list[Group], **changes: int | str) -> TrainBatch:
     return train_batch(groups, **{"attempts": A, "row_tokens": ROW, "micro_rows": MICRO} | changes)
 
 
@@ -294,7 +297,8 @@ def test_nothing_that_teaches_makes_no_rows(groups: list[Group]):
 
 
 def test_a_lost_attempt_with_leftovers_is_in_no_row():
-    """Were a lost attempt ever to keep segments and a reward, they must not be trained on."""
+    """Were a lost attempt ever to keep segments and a reward, they must not be trained on, nor be
+    in any mean (verl PR#6452); its group goes on without it (prime-rl#2585)."""
     lost = dataclasses.replace(
         group("g", (S, [segment(5, 900)])).trajectories[0], outcome=X, reward=1.0
     )
@@ -309,6 +313,7 @@ def test_a_lost_attempt_with_leftovers_is_in_no_row():
 
 
 def test_two_groups_with_one_id_are_refused():
+    """Attempts are grouped by id, never by place (prime-rl PR#600, slime PR#2062)."""
     groups = [group(n, (S, [segment(3)]), (F, [segment(3)])) for n in ("a", "b", "a")]
     with pytest.raises(ValueError, match="got two groups with one id"):
         batch_of(groups)
@@ -321,6 +326,191 @@ def test_more_attempts_than_there_are_places_for_are_refused():
         batch_of([*groups, group("e", (X, []))])
 
 
-def test_a_segment_longer_than_a_row_is_refused_in_a_batch():
-    with pytest.raises(ValueError, match="got a segment of 21 tokens; rows hold 20"):
-        batch_of([group("a", (S, [segment(3)]), (F, [segment(21)]))])
+@pytest.mark.parametrize("length", [21, 500])
+def test_a_segment_longer_than_a_row_is_refused_in_a_batch(length: int):
+    """The sentence says how long, whose it is, and which two settings change it."""
+    with pytest.raises(ValueError, match=f"got a segment of {length} tokens") as refused:
+        batch_of([group("a", (S, [segment(3)]), (F, [segment(4), segment(length)]))])
+    for part in ("fake/train/a", "under h0", "rows hold 20", "config.learner.row_tokens",
+                 "config.learner.long_segments"):  # fmt: skip
+        assert part in str(refused.value)
+
+
+# --- segments longer than a row -------------------------------------------------------------------
+
+
+def turns(text: str, first: int = 100, version: int = 0) -> Segment:
+    """A letter for each token: s sampled, anything else not."""
+    sampled_T = np.asarray([letter == "s" for letter in text])
+    version_T = np.where(sampled_T, version, -1).astype(np.int32)
+    whole = segment(len(text), first)
+    return dataclasses.replace(whole, sampled_T=sampled_T, weight_version_T=version_T)
+
+
+@pytest.mark.parametrize(
+    ("text", "row", "kept"),
+    [
+        ("ppssoossoo", 10, "ppssoossoo"),  # fits: nothing is cut, not even what trains nothing
+        ("ppssoossoo", 9, "ppssooss"),  # the observation behind the last turn teaches nothing
+        ("ppssoossoo", 8, "ppssooss"),  # a turn that ends with the row
+        ("ppssoossoo", 7, "ppss"),  # a turn is whole or not there
+        ("ppssoossoo", 4, "ppss"),
+        ("ppssoossoo", 3, None),  # no turn fits
+        ("ppssooss", 7, "ppss"),  # the last turn is too long: it does not end in the row
+        ("ppssss", 5, None),  # the only one
+        ("pppppppp", 5, None),  # nothing was sampled
+        ("soss", 1, "s"),
+    ],
+)
+def test_a_segment_is_cut_behind_the_last_turn_that_fits(text: str, row: int, kept: str | None):
+    whole = turns(text)
+    part = cut(whole, row)
+    if kept is None:
+        assert part is None
+        return
+    for field in dataclasses.fields(Segment):
+        wanted_T = getattr(whole, field.name)[: len(kept)]
+        np.testing.assert_array_equal(getattr(part, field.name), wanted_T)
+
+
+@given(st.text("sp", min_size=1, max_size=30), st.integers(1, 30))
+def test_a_cut_keeps_whole_turns_as_many_as_fit(text: str, row: int):
+    part = cut(turns(text), row)
+    kept = 0 if part is None else len(part.ids_T)
+    assert kept <= row
+    if len(text) <= row:
+        assert kept == len(text)
+        return
+    assert kept == 0 or text[kept - 1 : kept + 1] == "sp"
+    assert "sp" not in text[max(0, kept - 1) + (kept > 0) : row + 1]  # no later turn ends in time
+
+
+def test_a_batch_of_cut_segments_counts_what_is_kept():
+    """tokens_A, which a token is weighed by, are those in rows (a mean over tokens that are not
+    there would be one over too many); what is lost is counted beside them."""
+    long = turns("pp" + "s" * 12 + "oo" + "s" * 7 + "oo", 1000, version=4)  # 12 of 19 fit
+    hopeless = turns("p" + "s" * 25, 2000, version=1)  # a segment of which no turn fits
+    short = turns("ppsss", 3000, version=6)
+    flat = group("b", (F, [long]), (F, [short]))  # teaches nothing, so that nothing is lost
+    batch = batch_of(
+        [group("a", (S, [long, short]), (F, [hopeless]), (F, [short])), flat], long_segments="cut"
+    )
+    assert batch.tokens_A[:5].tolist() == [15, 0, 3, 12, 3]
+    assert batch.reward_A[:5].tolist() == [
+        1,
+        0,
+        0,
+        0,
+        0,
+    ]  # who lost all its tokens has failed still
+    assert batch.group_A[:5].tolist() == [0, 0, 0, 1, 1]
+    assert owned(batch) == {
+        0: [[*range(1000, 1014)], [*range(3000, 3005)]],
+        2: [[*range(3000, 3005)]],
+    }
+    assert batch.packed == Packed(
+        lengths=(14, 5, 5), trained_tokens=18, cut_tokens=7 + 25, oldest_version=4
+    )
+
+
+def planned(plan: list[list[tuple[Outcome, list[int]]]]) -> list[Group]:
+    """Of GROUPS: outcomes, and lengths of segments."""
+    first = itertools.count(1000, 1000)
+    members = [
+        [(o, [] if o == X else [segment(n, next(first)) for n in sizes]) for o, sizes in each]
+        for each in plan
+    ]
+    return [group(str(g), *each) for g, each in enumerate(members)]
+
+
+@given(GROUPS)
+def test_where_nothing_is_too_long_cut_and_refuse_are_the_same(plan):
+    groups = planned(plan)
+    refused, cut_ = (batch_of(groups, long_segments=how) for how in ("refuse", "cut"))
+    assert owned(refused) == owned(cut_)
+    assert refused.packed == cut_.packed
+    assert refused.packed.cut_tokens == 0
+    sampled = sum(int(rows.sampled_BT.sum()) for rows in refused.rows)
+    assert refused.packed.trained_tokens == sampled
+    lengths = sorted(len(ids) for all_ in owned(refused).values() for ids in all_)
+    assert sorted(refused.packed.lengths) == lengths
+
+
+# --- a batch of several hosts ---------------------------------------------------------------------
+
+
+def known_to(host: int, groups: list[Group], owner: dict[str, list[int]]) -> list[Group]:
+    """The groups as a host has them: of attempts that another ran, no segments."""
+
+    def seen(t: Trajectory, ran: int) -> Trajectory:
+        counted = Counted(t.sampled_tokens, t.context_tokens)
+        return t if ran == host else dataclasses.replace(t, segments=(), elsewhere=counted)
+
+    return [
+        dataclasses.replace(g, trajectories=tuple(map(seen, g.trajectories, owner[g.id])))
+        for g in groups
+    ]
+
+
+def of_hosts(shares: list[list[Group]], **changes: int | str) -> list[TrainBatch]:
+    """Each host's batch, once they told one another."""
+    own = [batch_of(share, **changes) for share in shares]
+    told = json.loads(json.dumps([to_agree_on(batch) for batch in own]))  # as it travels
+    sizes = {"row_tokens": ROW, "micro_rows": changes.get("micro_rows", MICRO)}
+    return [agreed(batch, told, **sizes) for batch in own]
+
+
+def test_hosts_agree_by_hand():
+    """verl PR#5228: hosts with less to do wait for nobody; SkyRL#1296: tokens are counted once,
+    over all of them."""
+    late = (turns("pp" + "s" * 15, 1000, version=5), turns("ppss", 2000, version=2))
+    groups = [
+        group("a", (S, [late[0]]), (F, [late[1]]), (X, [])),
+        group("b", (F, [turns("psss", 3000)]), (F, [turns("ps", 4000)])),  # flat
+        group("c", (F, [turns("p" + "s" * 25, 5000)] * 2), (S, [turns("ps" + "o" * 16, 6000, 7)])),
+    ]
+    owner = {"a": [0, 1, 0], "b": [1, 0], "c": [1, 1]}
+    shares = [known_to(host, groups, owner) for host in (0, 1)]
+    here, there = of_hosts(shares, long_segments="cut", micro_rows=1)
+    for batch in (here, there):  # an attempt has its place wherever it ran
+        assert batch.reward_A[:7].tolist() == [1, 0, 0, 0, 0, 0, 1]
+        assert batch.group_A[:7].tolist() == [0, 0, -1, 1, 1, 2, 2]
+        assert batch.tokens_A[:7].tolist() == [15, 2, 0, 3, 1, 0, 1]
+        assert batch.tokens_A.dtype == np.int32
+        assert batch.packed == Packed((17, 4, 18), 18, 50, 2)
+    assert owned(here) == {0: [[*range(1000, 1017)]]}
+    assert owned(there) == {1: [[*range(2000, 2004)]], 6: [[*range(6000, 6018)]]}
+    assert len(here.rows) == len(there.rows) == 2  # the second is padding here
+    for name, array in vars(PackedRows.empty(1, ROW)).items():
+        np.testing.assert_array_equal(getattr(here.rows[1], name), array)
+        assert getattr(here.rows[1], name).dtype == array.dtype
+
+
+def test_hosts_where_none_has_anything_to_train_on_make_no_rows():
+    groups = [group("a", (S, [segment(5)]), (S, [segment(6)]))]
+    shares = [known_to(host, groups, {"a": [0, 1]}) for host in (0, 1)]
+    for batch in of_hosts(shares):
+        assert batch.rows == ()
+        assert batch.packed == Packed((), 0, 0, None)
+        assert batch.tokens_A[:2].tolist() == [2, 2]
+
+
+@given(GROUPS, st.integers(1, 3), st.randoms(use_true_random=False))
+def test_hosts_have_together_what_one_has(plan, hosts: int, rng):
+    groups = planned(plan)
+    owner = {g.id: [rng.randrange(hosts) for _ in g.trajectories] for g in groups}
+    whole = batch_of(groups)
+    parts = of_hosts([known_to(host, groups, owner) for host in range(hosts)])
+    together: dict[int, list[list[int]]] = {}
+    for part in parts:
+        for name in ("reward_A", "group_A", "tokens_A"):
+            np.testing.assert_array_equal(getattr(part, name), getattr(whole, name))
+        assert part.packed == parts[0].packed
+        assert len(part.rows) == len(parts[0].rows)
+        mine = owned(part)
+        assert not mine.keys() & together.keys()
+        together |= mine
+    assert together == owned(whole)
+    one, all_ = (dataclasses.asdict(batch.packed) for batch in (whole, parts[0]))
+    assert sorted(one.pop("lengths")) == sorted(all_.pop("lengths"))
+    assert one == all_

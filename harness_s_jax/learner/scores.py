@@ -78,7 +78,7 @@ def _scores(hidden_BTD, head_DV, target_BT, temperature_BT, predicts_BT, vocab_s
 
 def _scores_forward(hidden_BTD, head_DV, target_BT, temperature_BT, predicts_BT, vocab_size, mesh):
     order = _Order.of(predicts_BT, head_DV, mesh)
-    xs = tuple(map(order.cut, (hidden_BTD, target_BT, temperature_BT)))
+    xs = (*map(order.cut, (hidden_BTD, target_BT)), order.cut(temperature_BT, 1.0))
 
     def score(i, out):
         hidden_BID, target_BI, temperature_BI = (_everywhere(mesh, x[i]) for x in xs)
@@ -104,11 +104,12 @@ def _scores_backward(vocab_size, mesh, saved, cotangents):
     hidden_BTD, head_DV, target_BT, temperature_BT, predicts_BT, lse_BT = saved
     order = _Order.of(predicts_BT, head_DV, mesh)
     dlogp_BT = jnp.where(predicts_BT, cotangents[0], 0.0)
-    xs = tuple(map(order.cut, (hidden_BTD, target_BT, temperature_BT, lse_BT, dlogp_BT)))
+    xs = tuple(map(order.cut, (hidden_BTD, target_BT, lse_BT, dlogp_BT)))
+    xs = (*xs, order.cut(temperature_BT, 1.0))
 
     def pull(i, carry):
         dhead_DV, dhidden = carry
-        hidden_BID, target_BI, temperature_BI, lse_BI, dlogp_BI = (
+        hidden_BID, target_BI, lse_BI, dlogp_BI, temperature_BI = (
             _everywhere(mesh, x[i]) for x in xs
         )
         logits_BIV = _logits(hidden_BID, head_DV, temperature_BI, vocab_size, mesh)
@@ -154,12 +155,12 @@ class _Order(NamedTuple):
         fullest = jnp.max(jnp.sum(predicts_BT, axis=1))
         return cls(place_BT, jnp.argsort(place_BT, axis=1), -(-fullest // size), size, mesh)
 
-    def cut(self, x: jax.Array) -> jax.Array:
-        """[B, T, ...] -> [chunks, B, I, ...] in this order, the end padded."""
+    def cut(self, x: jax.Array, fill: float = 0.0) -> jax.Array:
+        """[B, T, ...] -> [chunks, B, I, ...] in this order, the end padded with `fill`."""
         x = self._taken(x, self.place_BT)
         b, t = x.shape[:2]
         pad = ((0, 0), (0, -t % self.size)) + ((0, 0),) * (x.ndim - 2)
-        x = jnp.pad(x, pad, constant_values=1 if x.dtype == jnp.float32 else 0)
+        x = jnp.pad(x, pad, constant_values=fill)
         return jnp.moveaxis(x.reshape(b, -1, self.size, *x.shape[2:]), 1, 0)
 
     def joined(self, x: jax.Array) -> jax.Array:
