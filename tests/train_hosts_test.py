@@ -27,9 +27,9 @@ ROOT = Path(__file__).parents[1]
 FLAGS = {
     "train.steps": 4, "train.tasks": 10, "train.task_pool": 400, "train.validate_every": 2,
     "train.validation_tasks": 5, "train.save_every": 1, "anchor.tasks": 5, "sampler.slots": 16,
-    "limits.temperature": 2.0,  # so that attempts differ, and some groups teach
-    # Hosts pack their own rows, so gradients are added up in another order. Of one that is 0 but
-    # for rounding Adam would make a step of full size, and a token of thousands fall otherwise.
+    # Hosts pack their own rows, so gradients are added up in another order and weights differ in
+    # their last bits: at a high temperature a token of thousands falls otherwise. Of a gradient
+    # that is 0 but for rounding Adam would make a step of full size.
     "learner.hyper.adam_eps": 1e-3,
 }  # fmt: skip
 LATE_S = 60.0
