@@ -56,7 +56,7 @@ def assert_equal(one: Path, other: Path) -> None:
     for workdir in (one, other):
         saved = sorted(int(d.name) for d in (workdir / "checkpoints" / "train").iterdir())
         assert saved[-1] == lines(workdir)[-1]["step"]
-        assert list(workdir.rglob("*.part")) == []
+        assert list(workdir.rglob("*.part*")) == []
 
 
 def config() -> Any:
@@ -205,8 +205,16 @@ FLAGS = {
     "train.steps": 12, "train.tasks": 8, "train.task_pool": 400, "train.validate_every": 5,
     "train.validation_tasks": 4, "train.save_every": 3, "anchor.tasks": 4, "sampler.slots": 16,
 }  # fmt: skip
-# Where a process was when it got SIGUSR1, on its standard error.
-ASKED = "import faulthandler, signal\nfaulthandler.register(signal.SIGUSR1)\n"
+# Where a process was when it got SIGUSR1, on its standard error; of one thread, since the dump of
+# others, which run on meanwhile, may crash the process. And a disk that is slow with the policy, or
+# it were written faster than a test can look.
+CHILD = """
+import faulthandler, signal, sys, time
+faulthandler.register(signal.SIGUSR1, all_threads=False)
+sys.addaudithook(
+    lambda event, args: event == "open" and "trained.part" in str(args[0]) and time.sleep(0.1)
+)
+"""
 
 
 class Training:
@@ -215,8 +223,8 @@ class Training:
     def __init__(self, workdir: Path, outputs: Path):
         self.workdir, self.outputs = workdir, outputs
         outputs.mkdir()
-        (outputs / "sitecustomize.py").write_text(ASKED)
-        self.started = time.monotonic()
+        (outputs / "sitecustomize.py").write_text(CHILD)
+        self.started, self.begun = time.monotonic(), time.time()
         flags = [f"--config.{name}={value}" for name, value in FLAGS.items()]
         command = ["experiments.appworld_4b", "--stages=train", f"--workdir={workdir}", *flags]
         with (outputs / "out").open("w") as out, (outputs / "err").open("w") as err:
@@ -278,10 +286,13 @@ class Training:
 
     def writes_checkpoint(self) -> bool:
         saved = self.workdir / "checkpoints" / "train"
-        return saved.exists() and any("tmp" in d.name for d in saved.iterdir())
+        # What an earlier kill left is older.
+        return saved.exists() and any(
+            "tmp" in d.name and d.stat().st_mtime > self.begun for d in saved.iterdir()
+        )
 
     def writes_policy(self) -> bool:
-        return (self.workdir / "trained.part").exists()
+        return any(self.workdir.glob(f"trained.part-{self.process.pid}"))
 
 
 def seconds_of(whole: Path, part: str, step: int) -> float:
