@@ -52,6 +52,7 @@ from harness_s_jax.sampler import decode
 from launch.fit_results import Resident, Result, Setup, Store, markdown
 
 GIB = 2.0**30
+ONE_HOST = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 HBM_GIB = {"v5e": 15.75, "v5p": 95.73, "v6e": 31.24, "tpu7x": 94.74}  # what XLA may use of a chip
 TENSOR = {"v5e": 4}  # the learner's tensor axis; 1 elsewhere: fsdp alone moves fewer bytes
 TOKENIZER_IDS = 248_077  # of Qwen3.5; the model's vocabulary is padded to 248,320
@@ -155,8 +156,11 @@ def hbm_gib(topology: str) -> float:
 
 
 def host_devices(topology: str) -> list[Any]:
-    """Those of the first host: each host samples alone, with a copy of its own (contract 9)."""
-    return [device for device in devices(topology) if device.process_index == 0]
+    """Those of one host: each host samples alone, with a copy of its own (contract 9).
+
+    As a slice of one host: a part of a larger one that is no row of it cannot be compiled for.
+    """
+    return devices(ONE_HOST[topology.partition(":")[0]])
 
 
 def measure(setup: Setup) -> Result:
