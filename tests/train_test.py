@@ -210,7 +210,6 @@ def test_training_ends_with_another_policy_and_compiles_before_it_steps(runs):
     assert len(run.decisions) > STEPS  # or the tests below say little
 
 
-@pytest.mark.stack
 def test_a_bfloat16_policy_trains_from_float32_masters(tmp_path: Path):
     """As a published checkpoint does: masters are float32, what is computed and saved is not."""
     stored = load_policy(SHIPPED)
