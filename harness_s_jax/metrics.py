@@ -64,7 +64,10 @@ METRICS: dict[str, tuple[str, str]] = {
     "update/tokens_per_s": ("tokens/s", "of segments, sampled or not, per second of the update"),
     "update/tokens_per_s_per_chip": ("tokens/s", "the same for one device"),
     "update/mfu": ("share", "of the devices' peak, model operations only; where the peak is known"),
-    "programs/compiled": ("programs", "compiled since the learner and the sampler were built; 0 if all is well"),
+    "programs/compiled": (
+        "programs",
+        "compiled since learner and sampler were built: 0 is as it should be",
+    ),
     "validation/h0_success": ("share", "mean reward of validation attempts under H0"),
     "validation/h0_needy_success": ("share", "the same on tasks that need a rare behaviour"),
     "validation/h0_none_success": ("share", "the same on tasks that need none"),
