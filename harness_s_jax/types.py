@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -116,6 +116,10 @@ class SampleRequest:
 
     `session` names the attempt's cache, so that a turn costs only its new tokens; `segment` counts
     context rewrites: a new segment starts from an empty cache.
+
+    `top_p` below 1 and `top_k` above 0 narrow what is drawn from; log-probabilities are always of
+    the distribution that was drawn from. A turn may not end before `min_tokens`; it also ends with
+    the first text that holds one of `stop`. With `json_schema` its text is a value of that schema.
     """
 
     session: str
@@ -124,16 +128,35 @@ class SampleRequest:
     ids_T: np.ndarray  # int32, the whole context so far
     max_tokens: int
     temperature: float
+    top_p: float = 1.0
+    top_k: int = 0  # 0: no limit
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    json_schema: str = ""  # JSON; "": no constraint
+    deadline_s: float | None = None  # from its arrival; None: none
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sampled turn. A stop id, where one was sampled, is the last of `ids_T`."""
+    """One sampled turn. A stop id, where one was sampled, is the last of `ids_T`.
+
+    So are the tokens that hold a stop string: what was sampled is kept whole, and whoever shows its
+    text cuts it in front of `stop_string`.
+    """
 
     ids_T: np.ndarray  # int32
     logp_T: np.ndarray  # float32, of the distribution each token was drawn from
     weight_version: int
-    stopped: bool  # False: it ran into max_tokens
+    stopped: bool  # by a stop id
+    stop_string: str = ""  # the one that ended the turn
+
+
+class Overloaded(InfraError):
+    """A policy has as many turns waiting as it takes; the same request may be sent again later."""
+
+
+class DeadlinePassed(InfraError):
+    """A turn was not complete within its `deadline_s`."""
 
 
 class Policy(Protocol):
@@ -143,6 +166,23 @@ class Policy(Protocol):
 
     def release(self, session: str) -> None:
         """The attempt is over; its cache may go. Safe to call for an unknown session."""
+        ...
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of a turn that is still being sampled."""
+
+    ids_T: np.ndarray  # int32, those since the piece before
+    logp_T: np.ndarray  # float32
+
+
+class StreamingPolicy(Policy, Protocol):
+    """A policy that can tell of a turn's tokens as they are drawn."""
+
+    def stream(self, request: SampleRequest) -> AsyncGenerator[Piece | Sample]:
+        """The turn in pieces, then the whole of it, as `sample` gives it. Closing the generator
+        early cancels the turn."""
         ...
 
 

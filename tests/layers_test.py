@@ -24,15 +24,16 @@ TABLE: dict[str, set[str]] = {
     "metrics": {"types"},
     "llm": {"types"},
     "toolcalls": {"types"},
+    "ledger": {"types"},
     "envs": {"types"},
-    "harness": {"types", "toolcalls", "envs.base"},
+    "harness": {"types", "toolcalls", "ledger", "envs.base"},
     "rollout": {"types", "envs", "harness"},
     "router": {"types", "llm", "harness.predicates"},
     "rescue": {"types", "metrics", "rollout", "router"},
     "evolution": {"types", "llm", "harness", "rollout"},
     "batch": {"types"},
     "model": {"types"},
-    "sampler": {"types", "toolcalls", "model"},
+    "sampler": {"types", "toolcalls", "ledger", "model"},
     "learner": {"types", "model"},
     "analysis": {"types", "metrics", "harness.predicates", "rollout.traces"},
     # What the joins begin with: parts from a configuration.
@@ -44,8 +45,8 @@ JOINS = {"evolve", "train", "evaluate", "warmstart"}
 EXPERIMENTS_MAY = JOINS | {"types", "config", "analysis", "hosts"}
 
 HOST = {
-    *("types", "config", "metrics", "llm", "toolcalls", "envs", "harness", "rollout", "router"),
-    *("rescue", "evolution", "batch", "analysis"),
+    *("types", "config", "metrics", "llm", "toolcalls", "ledger", "envs", "harness", "rollout"),
+    *("router", "rescue", "evolution", "batch", "analysis"),
 }
 DEVICE_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax"}
 

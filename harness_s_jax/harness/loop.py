@@ -7,10 +7,10 @@ from typing import Literal
 
 from harness_s_jax.envs.base import Environment, World
 from harness_s_jax.harness import ops
-from harness_s_jax.harness.context import Ledger
 from harness_s_jax.harness.predicates import EpisodeView
 from harness_s_jax.harness.spec import HarnessSpec
 from harness_s_jax.harness.tools import read_action, run_action
+from harness_s_jax.ledger import Ledger
 from harness_s_jax.types import (
     AttemptKey,
     Codec,

@@ -33,10 +33,10 @@ from absl import app, flags
 
 from experiments import appworld_4b
 from harness_s_jax.batch import train_batch
-from harness_s_jax.harness.context import Ledger
 from harness_s_jax.learner import step as learning
 from harness_s_jax.learner.loss import Objective
 from harness_s_jax.learner.throughput import compilations
+from harness_s_jax.ledger import Ledger
 from harness_s_jax.metrics import Clock
 from harness_s_jax.model import qwen3_5, shard
 from harness_s_jax.model.config import PRESETS, Qwen35Config

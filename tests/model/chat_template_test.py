@@ -12,7 +12,7 @@ import transformers
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from harness_s_jax.harness.context import Ledger
+from harness_s_jax.ledger import Ledger
 from harness_s_jax.model.template import ChatTemplate, qwen3_5_template
 from harness_s_jax.model.tokenizer import HfTokenizer
 from harness_s_jax.types import Sample, ToolSpec

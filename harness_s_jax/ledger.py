@@ -1,4 +1,4 @@
-"""The token ledger: what the policy sees next, and exactly what it sampled.
+"""The token ledger: one growing context, and exactly what of it the policy sampled.
 
 Environment text is encoded alone and appended; nothing is ever rendered or tokenised again
 (contract 1). The loss mask is exactly the sampled tokens.
