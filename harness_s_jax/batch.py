@@ -8,14 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from harness_s_jax.types import (
-    Group,
-    Outcome,
-    Packed,
-    PackedRows,
-    Segment,
-    TrainBatch,
-)
+from harness_s_jax.rows import Packed, PackedRows, TrainBatch
+from harness_s_jax.types import Group, Outcome, Segment
 
 LongSegments = Literal["refuse", "cut"]
 

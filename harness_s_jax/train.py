@@ -55,7 +55,8 @@ from harness_s_jax.rollout.group import Job, Phase, Run, all_failed, effective, 
 from harness_s_jax.rollout.mixture import mixed_members
 from harness_s_jax.router import reanchor
 from harness_s_jax.routing import anchor, choose
-from harness_s_jax.types import Group, Task, TrainBatch
+from harness_s_jax.rows import TrainBatch
+from harness_s_jax.types import Group, Task
 
 Say = Callable[[str], None]
 

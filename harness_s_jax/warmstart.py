@@ -38,8 +38,9 @@ from harness_s_jax.model.template import ChatTemplate, embedded_template
 from harness_s_jax.model.tokenizer import SentencePieceTokenizer, train_sentencepiece
 from harness_s_jax.rollout.attempt import Setting, run_attempt
 from harness_s_jax.rollout.scripted import Rates, ScriptedPolicy
+from harness_s_jax.rows import PackedRows
 from harness_s_jax.toolcalls import render_call
-from harness_s_jax.types import AttemptKey, PackedRows, ToolCall, Trajectory
+from harness_s_jax.types import AttemptKey, ToolCall, Trajectory
 
 REPORT_FILE = "warmstart.json"
 

@@ -12,18 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness_s_jax.batch import agreed, cut, lay_out, pack_rows, to_agree_on, train_batch
-from harness_s_jax.types import (
-    AttemptKey,
-    Counted,
-    Group,
-    Outcome,
-    Packed,
-    PackedRows,
-    Segment,
-    Task,
-    TrainBatch,
-    Trajectory,
-)
+from harness_s_jax.rows import Packed, PackedRows, TrainBatch
+from harness_s_jax.types import AttemptKey, Counted, Group, Outcome, Segment, Task, Trajectory
 
 ROW = 20
 LENGTHS = st.lists(st.integers(1, ROW), max_size=40)

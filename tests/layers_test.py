@@ -25,16 +25,17 @@ TABLE: dict[str, set[str]] = {
     "llm": {"types"},
     "toolcalls": {"types"},
     "ledger": {"types"},
+    "rows": set(),
     "envs": {"types"},
     "harness": {"types", "toolcalls", "ledger", "envs.base"},
     "rollout": {"types", "envs", "harness"},
     "router": {"types", "llm", "harness.predicates"},
     "rescue": {"types", "metrics", "rollout", "router"},
     "evolution": {"types", "llm", "harness", "rollout"},
-    "batch": {"types"},
+    "batch": {"types", "rows"},
     "model": {"types"},
     "sampler": {"types", "toolcalls", "ledger", "model"},
-    "learner": {"types", "model"},
+    "learner": {"types", "rows", "model"},
     "analysis": {"types", "metrics", "harness.predicates", "rollout.traces"},
     # What the joins begin with: parts from a configuration.
     "parts": {"types", "config", "envs", "harness", "rollout", "model", "sampler", "learner"},
@@ -45,8 +46,8 @@ JOINS = {"evolve", "train", "evaluate", "warmstart"}
 EXPERIMENTS_MAY = JOINS | {"types", "config", "analysis", "hosts"}
 
 HOST = {
-    *("types", "config", "metrics", "llm", "toolcalls", "ledger", "envs", "harness", "rollout"),
-    *("router", "rescue", "evolution", "batch", "analysis"),
+    *("types", "config", "metrics", "llm", "toolcalls", "ledger", "rows", "envs", "harness"),
+    *("rollout", "router", "rescue", "evolution", "batch", "analysis"),
 }
 DEVICE_LIBRARIES = {"jax", "jaxlib", "flax", "optax", "orbax"}
 

@@ -13,7 +13,7 @@ from harness_s_jax.learner.advantage import Aggregation
 from harness_s_jax.learner.scores import token_scores
 from harness_s_jax.model.config import Qwen35Config
 from harness_s_jax.model.remat import Remat
-from harness_s_jax.types import PackedRows
+from harness_s_jax.rows import PackedRows
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from harness_s_jax.model import qwen3_5
 from harness_s_jax.model.config import Qwen35Config
 from harness_s_jax.model.remat import Remat
 from harness_s_jax.model.shard import constrain
-from harness_s_jax.types import PackedRows
+from harness_s_jax.rows import PackedRows
 
 # Numbers of one chunk's logits for each row: 2^27 are 512 MiB in float32. With a row a device, as
 # many on each device.

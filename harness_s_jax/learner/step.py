@@ -26,7 +26,7 @@ from harness_s_jax.learner.scores import token_scores
 from harness_s_jax.model import shard
 from harness_s_jax.model.config import Qwen35Config
 from harness_s_jax.model.remat import Remat
-from harness_s_jax.types import PackedRows, TrainBatch
+from harness_s_jax.rows import PackedRows, TrainBatch
 
 
 @dataclass(frozen=True)

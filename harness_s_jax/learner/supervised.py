@@ -11,7 +11,7 @@ import optax
 
 from harness_s_jax.learner.scores import token_scores
 from harness_s_jax.model.config import Qwen35Config
-from harness_s_jax.types import PackedRows
+from harness_s_jax.rows import PackedRows
 
 Params = Any
 

@@ -10,7 +10,7 @@ import jax
 
 from harness_s_jax.model.config import Qwen35Config
 from harness_s_jax.model.flops import train_flops
-from harness_s_jax.types import Packed
+from harness_s_jax.rows import Packed
 
 # Dense bfloat16 operations a second of one device, as its maker states it, by jax's device_kind.
 PEAK_FLOPS = {

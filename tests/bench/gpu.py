@@ -47,8 +47,9 @@ from harness_s_jax.model import shard
 from harness_s_jax.model.config import PRESETS, Qwen35Config
 from harness_s_jax.model.flops import train_flops
 from harness_s_jax.model.remat import Remat
+from harness_s_jax.rows import Packed, TrainBatch
 from harness_s_jax.sampler import decode as sampling
-from harness_s_jax.types import Packed, Segment, TrainBatch
+from harness_s_jax.types import Segment
 
 Answer = dict[str, Any]
 Tell = Callable[..., None]  # adds to a section's answer

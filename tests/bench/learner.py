@@ -42,6 +42,7 @@ from harness_s_jax.model import qwen3_5, shard
 from harness_s_jax.model.config import PRESETS, Qwen35Config
 from harness_s_jax.model.flops import train_flops
 from harness_s_jax.model.params import num_params
+from harness_s_jax.rows import TrainBatch
 from harness_s_jax.sampler.engine import Engine
 from harness_s_jax.types import (
     AttemptKey,
@@ -51,7 +52,6 @@ from harness_s_jax.types import (
     SampleRequest,
     Segment,
     Task,
-    TrainBatch,
     Trajectory,
 )
 from tests.bench import model as bench

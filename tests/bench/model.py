@@ -42,7 +42,7 @@ from harness_s_jax.model import hf_io, qwen3_5
 from harness_s_jax.model.config import PRESETS, Qwen35Config
 from harness_s_jax.model.params import Params, num_params
 from harness_s_jax.model.remat import Remat
-from harness_s_jax.types import PackedRows
+from harness_s_jax.rows import PackedRows
 
 CONFIG = Qwen35Config(
     vocab_size=32000,

@@ -27,17 +27,8 @@ from harness_s_jax.learner import scores, step
 from harness_s_jax.learner.loss import Objective
 from harness_s_jax.model import qwen3_5, shard
 from harness_s_jax.model.config import Qwen35Config
-from harness_s_jax.types import (
-    AttemptKey,
-    Counted,
-    Group,
-    Outcome,
-    PackedRows,
-    Segment,
-    Task,
-    TrainBatch,
-    Trajectory,
-)
+from harness_s_jax.rows import PackedRows, TrainBatch
+from harness_s_jax.types import AttemptKey, Counted, Group, Outcome, Segment, Task, Trajectory
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Qwen35Config(

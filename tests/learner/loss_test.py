@@ -16,7 +16,8 @@ from harness_s_jax.learner.loss import Objective, Sums
 from harness_s_jax.learner.scores import token_scores
 from harness_s_jax.model import qwen3_5
 from harness_s_jax.model.config import Qwen35Config
-from harness_s_jax.types import PackedRows, Segment
+from harness_s_jax.rows import PackedRows
+from harness_s_jax.types import Segment
 
 # An output matrix of its own: float64 numpy can repeat all that comes after the hidden states, and
 # differentiate it. The model below it has tests of its own.

@@ -23,8 +23,9 @@ from harness_s_jax.learner.scores import token_scores
 from harness_s_jax.model.policy import SHIPPED, load_policy
 from harness_s_jax.rollout.attempt import Setting
 from harness_s_jax.rollout.group import Job, Phase, run_groups
+from harness_s_jax.rows import PackedRows, TrainBatch
 from harness_s_jax.sampler.engine import Engine
-from harness_s_jax.types import Group, Outcome, PackedRows, TrainBatch, Trajectory
+from harness_s_jax.types import Group, Outcome, Trajectory
 
 pytestmark = pytest.mark.stack
 

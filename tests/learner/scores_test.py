@@ -17,7 +17,7 @@ from harness_s_jax.learner import scores
 from harness_s_jax.learner.loss import Objective, policy_loss
 from harness_s_jax.model import qwen3_5
 from harness_s_jax.model.config import Qwen35Config
-from harness_s_jax.types import PackedRows
+from harness_s_jax.rows import PackedRows
 
 # A vocabulary so wide that nothing else is as large as the logits of all places.
 CONFIG = Qwen35Config(

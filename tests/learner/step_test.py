@@ -19,7 +19,8 @@ from harness_s_jax.learner.loss import Objective, Sums
 from harness_s_jax.learner.scores import token_scores
 from harness_s_jax.model import qwen3_5, shard
 from harness_s_jax.model.config import Qwen35Config
-from harness_s_jax.types import Group, Outcome, PackedRows, Segment, TrainBatch
+from harness_s_jax.rows import PackedRows, TrainBatch
+from harness_s_jax.types import Group, Outcome, Segment
 
 pytestmark = pytest.mark.stack
 

@@ -15,7 +15,8 @@ from harness_s_jax.learner import supervised
 from harness_s_jax.learner.scores import token_scores
 from harness_s_jax.model import qwen3_5
 from harness_s_jax.model.config import Qwen35Config
-from harness_s_jax.types import PackedRows, Segment
+from harness_s_jax.rows import PackedRows
+from harness_s_jax.types import Segment
 
 pytestmark = pytest.mark.stack
 

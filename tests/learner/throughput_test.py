@@ -12,7 +12,7 @@ from harness_s_jax import metrics
 from harness_s_jax.learner.throughput import PEAK_FLOPS, compilations, throughput
 from harness_s_jax.model.config import PRESETS
 from harness_s_jax.model.flops import train_flops
-from harness_s_jax.types import Packed
+from harness_s_jax.rows import Packed
 
 PACKED = Packed(lengths=(300, 100), trained_tokens=60, cut_tokens=0, oldest_version=3)
 

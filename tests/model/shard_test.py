@@ -27,7 +27,8 @@ from harness_s_jax.learner.loss import Objective
 from harness_s_jax.model import qwen3_5, shard
 from harness_s_jax.model.config import Qwen35Config
 from harness_s_jax.model.params import Qwen35
-from harness_s_jax.types import Packed, Segment, TrainBatch
+from harness_s_jax.rows import Packed, TrainBatch
+from harness_s_jax.types import Segment
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Qwen35Config(
